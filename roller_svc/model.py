@@ -58,7 +58,7 @@ from roller_svc.graph.load import load_graph, prepare_source
 from roller_svc.graph.lowerings import LOWERING_KINDS
 from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH
 from roller_svc.graph.lowerings.programs import Program, read_programs
-from roller_svc.graph.model_story import StorySource, tell_model_story
+from roller_svc.graph.model_story import StorySource, tell_model_story, tell_schedule
 from roller_svc.graph.objects import link_kernels
 from roller_svc.graph.padding import LEAST_COMPARED, PaddedAxes, PaddingError, padded_axes
 from roller_svc.graph.passes.dead import remove_dead_nodes
@@ -74,6 +74,7 @@ from roller_svc.ir.canonical import to_json
 from roller_svc.ir.graph import Graph
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep
+from roller_svc.ir.model_schedule import ModelSchedule
 from roller_svc.ir.model_story import ModelStory
 from roller_svc.ir.options import NamedArguments, NamedOptions, RuntimeChoice, SelectionMode
 from roller_svc.ir.program import TensorType
@@ -464,6 +465,15 @@ class Model:
         """
         stories = [{"dims": dict(variant.dims)} | to_json(_tell(variant)) for variant in self._variants]
         return stories[0] if len(stories) == 1 else {"buckets": stories}
+
+    @property
+    def schedule(self) -> dict[str, Any] | None:
+        """What a check of edited programs needs (`POST /v1/plans:check`), for each bucket; None if vEUs execute none.
+
+        Raises ArgumentError as `story` does.
+        """
+        told = [_scheduled(variant) for variant in self._variants]
+        return None if told == [None] * len(told) else {"buckets": [each and to_json(each) for each in told]}
 
     def save(self, folder: str | os.PathLike[str], launcher: str | Iterable[str] = ()) -> Path:
         """Write the shared object, its C header, the weights and metadata.json, which suffice to run the model.
@@ -1244,13 +1254,21 @@ def _built_variant(
 
 
 def _tell(variant: _Variant) -> ModelStory:
+    return tell_model_story(_story_source(variant))
+
+
+def _scheduled(variant: _Variant) -> ModelSchedule | None:
+    return tell_schedule(_story_source(variant))
+
+
+def _story_source(variant: _Variant) -> StorySource:
     if variant.story_source is None:
         raise ArgumentError(
             f"{variant.name} has no story: it was saved, or runs on several devices",
             code="no-story",
             hint="compile its source for one device by roller_svc.compile_model",
         )
-    return tell_model_story(variant.story_source)
+    return variant.story_source
 
 
 def _saved_variant(bundle: VariantBundle, model: ModelBundle, runtime: RuntimeChoice) -> _Variant:

@@ -18,6 +18,9 @@ ENTRY_BITS = 32  # of an entry and of an index
 TABLE_BYTES = (32, 64)  # vectors with a full-permute instruction
 BYTE_ENTRIES = 256  # of a table with an element for each byte
 BYTE_PERMUTATIONS = 2  # of two registers each, for bytes of a table of four
+# Bytes that AVX2 looks up at once in such a table, the fewest for which it does, and the instructions: 8 shuffles, 8
+# blends, and what prepares their operands.
+SHUFFLED_BYTES, MIN_SHUFFLED_BYTES, SHUFFLES_OF_TABLE = 16, 8, 24
 # operators that compilers fold for constants
 _FOLDED = COMPARISONS | {
     OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.DIV, OpKind.NEG, OpKind.SHL, OpKind.SHR, OpKind.LAND, OpKind.LOR,

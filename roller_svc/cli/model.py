@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     stepping.add_arguments(run)
     planned = kinds.add_parser("plan", help="show kernels, steps and memory of a model", allow_abbrev=False)
     _add_model(planned)
-    planned.add_argument("--html", metavar="FILE", help="write the page of the model to FILE, which needs no service")
+    _add_html(planned)
     _add_model(
         kinds.add_parser("estimate", help="estimate a call by the performance model, without a compiler", allow_abbrev=False)
     )
@@ -79,6 +79,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_model(profile)
     _add_arrays(profile)
     profile.add_argument("--trace", metavar="FILE", help="write the steps in Chrome's trace format to FILE")
+    _add_html(profile)
+
+
+def _add_html(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--html", metavar="FILE", help="write the page of the model to FILE, which needs no service")
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -175,6 +180,8 @@ def execute(options: argparse.Namespace) -> int:
                 write_page(options.html, MODEL, model.story)
         case _:
             facts, text = _profile(model, options)
+            if options.html is not None:
+                write_page(options.html, MODEL, model.story | {"profile": facts["steps"]})
     show.print_result(options, facts, text)
     return 0
 
@@ -192,7 +199,8 @@ def _check_options(options: argparse.Namespace) -> None:
             code="cannot-measure",
             hint="give it the source of the model",
         )
-    if options.kind == "plan" and options.html and (_is_saved(options) or options.device or common.server_url(options)):
+    has_html = options.kind in ("plan", "profile") and options.html
+    if has_html and (_is_saved(options) or options.device or common.server_url(options)):
         raise ArgumentError(
             "--html is for the source of a model for one device, which is compiled here",
             code="no-story",

@@ -27,6 +27,7 @@ from roller_svc.client.schemas import (
     BatchCompileResponse,
     BatchResult,
     CancelRequest,
+    CheckPlanRequest,
     CompileRequest,
     EstimateRequest,
     GraphBatchResponse,
@@ -316,6 +317,15 @@ class Calls:
     def model_story(self, digest: str) -> Call[dict[str, Any]]:
         """Return the story of a model."""
         return self._json(Send("GET", f"/v1/models/{digest}/story"))
+
+    def model_plan(self, digest: str) -> Call[dict[str, Any]]:
+        """Return the plan of a model."""
+        return self._json(Send("GET", f"/v1/models/{digest}/plan"))
+
+    def check_plan(self, digest: str, programs: Sequence[Any], bucket: int = 0) -> Call[dict[str, Any]]:
+        """Return when each instruction of edited programs runs."""
+        body = _to_json(CheckPlanRequest(model=digest, bucket=bucket, programs=list(programs)))
+        return self._json(Send("POST", "/v1/plans:check", body))
 
     def file(self, link: str) -> Call[bytes]:
         """Download a file by its link."""

@@ -198,6 +198,20 @@ class Client:
         """Return the story of a model: nodes, when each core does what, and memory, as `Model.story`."""
         return self._run(self._calls.model_story(digest))
 
+    def model_plan(self, digest: str) -> dict[str, Any]:
+        """Return the plan of a model with all its steps, as `Model.plan`."""
+        return self._run(self._calls.model_plan(digest))
+
+    def check_plan(self, digest: str, programs: Sequence[Any], bucket: int = 0) -> dict[str, Any]:
+        """Return `seconds` and `instructions` of edited programs of a model's plan. Raises ArgumentError for illegal ones.
+
+        Args:
+            digest: the model's.
+            programs: for each step of the plan with `vdevice`, its `programs`.
+            bucket: number of the bucket.
+        """
+        return self._run(self._calls.check_plan(digest, programs, bucket))
+
     def file(self, link: str) -> bytes:
         """Download a file by its link."""
         return self._run(self._calls.file(link))

@@ -362,6 +362,21 @@ class GraphRequest(BuildTerms):
     options: GraphOptions = GraphOptions()
 
 
+class CheckPlanRequest(RequestModel):
+    """Programs of the vEUs of a compiled model for a CPU, to check."""
+
+    model: Name
+    bucket: int = Field(0, ge=0, le=MAX_ITEMS)
+    programs: list[Any] = Field(description="for each step of the plan with `vdevice`, in order: `programs` as there, [vEU][order]")
+
+
+class CheckedPlan(BaseModel):
+    """When each instruction of a legal plan runs, by the performance model."""
+
+    seconds: float
+    instructions: list[dict[str, Any]] = Field(description="as those of the model's story")
+
+
 class GraphBatchItem(BuildTerms):
     """A request of a batch to compile a model: for each of several targets."""
 

@@ -172,7 +172,7 @@ def _optimisation(programs: tuple[Program, ...]) -> tuple[str, ...]:
 def _features(functions: Iterable[Function]) -> tuple[str, ...]:
     """Return the options of instruction sets beyond the architecture's that the functions use."""
     used = {name for f in functions for name in f.helpers}
-    vector = {"-mavx512vnni": "dot_vi32", "-mavx512bf16": "dot_vf32"}
+    vector = {"-mavx512vnni": "dot_vi32x16", "-mavxvnni": "dot_vi32x8", "-mavx512bf16": "dot_vf32"}
     return tuple(option for option, helper in vector.items() if any(name.startswith(helper) for name in used))
 
 

@@ -6,6 +6,7 @@ import os
 import time
 from bisect import bisect
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import accumulate
 from threading import Lock
@@ -40,15 +41,29 @@ MAX_ROUNDS_S = 0.2  # no further round starts after this: long calls need fewer 
 # Random values are repeated in large arrays, because drawing them is slow. Prime, so that no two rows are equal.
 DISTINCT_VALUES = 1_048_573
 SHARED_TILE_COST = 0.3  # compile time of a plan that shares its register tiles with an earlier one, relative to others
+NOT_SHARED: AbstractContextManager[object] = nullcontext()  # of a thread that waits for no other one to print
 PRINTING_FRACTION = 0.2  # of the compile time of a source: printing it, which is sequential
 
 
-def build_alone(grouped: GroupedPlan, program: TensorProgram, hw: HardwareSpec, *, for_model: bool = False) -> CandidateResult:
+def build_alone(
+    grouped: GroupedPlan,
+    program: TensorProgram,
+    hw: HardwareSpec,
+    *,
+    for_model: bool = False,
+    printing: AbstractContextManager[object] = NOT_SHARED,
+) -> CandidateResult:
     """Build a single plan; only generate its source if no compiler for the device is installed.
 
-    `for_model`: make the object that models are linked from. A CPU's kernel then has no binary.
+    Args:
+        grouped: the plan.
+        program: what it computes.
+        hw: the device.
+        for_model: Make the object that models are linked from. A CPU's kernel then has no binary.
+        printing: What is entered while the source is printed, as a lock of several threads.
     """
-    source = emit_plan(grouped.plan, program, grouped.groups, hw)
+    with printing:
+        source = emit_plan(grouped.plan, program, grouped.groups, hw)
     toolchain = availability(hw)
     if not toolchain.ok:
         unknown = tuple(Resources() for _ in source.launches)
@@ -58,12 +73,17 @@ def build_alone(grouped: GroupedPlan, program: TensorProgram, hw: HardwareSpec, 
 
 
 def build_first_without_spills(
-    plans: tuple[GroupedPlan, ...], program: TensorProgram, hw: HardwareSpec, *, for_model: bool = False
+    plans: tuple[GroupedPlan, ...],
+    program: TensorProgram,
+    hw: HardwareSpec,
+    *,
+    for_model: bool = False,
+    printing: AbstractContextManager[object] = NOT_SHARED,
 ) -> tuple[CandidateResult, ...]:
-    """Build plans until one compiles without register spills; return all that were built."""
+    """Build plans as `build_alone` does until one compiles without register spills; return all that were built."""
     results: list[CandidateResult] = []
     for grouped in plans:
-        results.append(build_alone(grouped, program, hw, for_model=for_model))
+        results.append(build_alone(grouped, program, hw, for_model=for_model, printing=printing))
         if results[-1].error is None and not spills(results[-1]):
             break
     return tuple(results)

@@ -12,7 +12,7 @@ from roller_svc.fusion.col2im import is_transposed_convolution
 from roller_svc.fusion.grouped_gemm import selects_matrices
 from roller_svc.fusion.linear_sums import has_rounded_squares
 from roller_svc.fusion.operand_copies import OperandCopy
-from roller_svc.fusion.partition import FusionOptions, normalize_statements, partition_statements
+from roller_svc.fusion.partition import FusionOptions, finds_other_contractions, normalize_statements, partition_statements
 from roller_svc.fusion.scaled_sums import has_scaled_sum
 from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
 from roller_svc.ir.dtype import DType
@@ -113,14 +113,24 @@ class PartitionCache:
     def _with_packed_constants(self, options: list[FusionOptions], default: list[Partition]) -> list[Partition]:
         """Return the partitions that pack the constants of products of few rows, and differ from the default ones."""
         constants = frozenset(self.program.constants)
-        found = [self._partition(replace(option, packed_constants=constants)) for option in options if option.is_cpu]
-        return [groups for groups in found if groups not in default] if constants else []
+        packed = [replace(option, packed_constants=constants) for option in options]
+        return self._with_other_contractions(options, packed, default) if constants else []
 
     def _with_thin_nests(self, options: list[FusionOptions], default: list[Partition]) -> list[Partition]:
         """Return the partitions of a CPU whose contractions of few rows are nests, and that differ from the default ones."""
         if not any(group.kind is GroupKind.CONTRACTION for groups in default for group in groups):
             return []
-        found = [self._partition(replace(option, has_thin_nests=True)) for option in options if option.is_cpu]
+        return self._with_other_contractions(options, [replace(option, has_thin_nests=True) for option in options], default)
+
+    def _with_other_contractions(
+        self, options: list[FusionOptions], changed: list[FusionOptions], default: list[Partition]
+    ) -> list[Partition]:
+        """Return the partitions of a CPU by changed options that find other contractions, and differ from the default ones."""
+        found = [
+            self._partition(other)
+            for option, other in zip(options, changed, strict=True)
+            if option.is_cpu and finds_other_contractions(self.program, self.statements(option), other, option)
+        ]
         return [groups for groups in found if groups not in default]
 
     def unloadable_operands(

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from roller_svc import hardware
 from roller_svc.compiler.autotune import (
+    NOT_SHARED,
     build_candidates,
     build_first_without_spills,
     measure_candidates,
@@ -78,23 +80,34 @@ def build_kernel(request: BuildRequest, trace: Trace = no_trace) -> BuildReport:
     return select_candidate(compile_candidates(request, trace), trace)
 
 
-def compile_candidates(request: BuildRequest, trace: Trace = no_trace, *, for_model: bool = False) -> CompiledCandidates:
+def compile_candidates(
+    request: BuildRequest,
+    trace: Trace = no_trace,
+    *,
+    for_model: bool = False,
+    printing: AbstractContextManager[object] = NOT_SHARED,
+) -> CompiledCandidates:
     """Compile the candidates of a request, on all cores. Raises as `build_kernel` does.
 
-    `for_model`: make the object of a candidate that the performance model has chosen, to link models from it, and not
-    its binary.
+    Args:
+        request: what to compile.
+        trace: What observes the stages.
+        for_model: Make the object of a candidate that the performance model has chosen, to link models from it, and
+            not its binary.
+        printing: What is entered while candidates are ranked, and while a chosen one is printed.
     """
     if request.schedule is not None:
         raise ArgumentError("a schedule by hand has no candidates: compile and run take it", code="invalid-option")
-    clock = StageTimer()
-    forms = parse_request(request)
-    program = trace("parse", forms[0])
-    clock.record("parse")
-    hw: HardwareSpec = trace("hardware", request.hardware or hardware.load(request.target))
-    clock.record("hardware")
-    may_share_cores = for_model and request.top_k > 1 and hw.num_cores > 1
-    partitions = rank_request(request, forms, hw, RANKED_FOR_MODELS if may_share_cores else 0)
-    trace("construct", partitions)
+    with printing:
+        clock = StageTimer()
+        forms = parse_request(request)
+        program = trace("parse", forms[0])
+        clock.record("parse")
+        hw: HardwareSpec = trace("hardware", request.hardware or hardware.load(request.target))
+        clock.record("hardware")
+        may_share_cores = for_model and request.top_k > 1 and hw.num_cores > 1
+        partitions = rank_request(request, forms, hw, RANKED_FOR_MODELS if may_share_cores else 0)
+        trace("construct", partitions)
     plans = merge_ranked_plans(partitions, request.top_k + FALLBACK_PLANS)
     shortlist: tuple[GroupedPlan, ...] = trace("shortlist", select_for_measurement(plans, partitions, request.top_k))
     if request.candidate:
@@ -105,7 +118,7 @@ def compile_candidates(request: BuildRequest, trace: Trace = no_trace, *, for_mo
     if can_measure:
         results = build_candidates(shortlist, program, hw)
     else:
-        results = build_first_without_spills(plans, program, hw, for_model=for_model)
+        results = build_first_without_spills(plans, program, hw, for_model=for_model, printing=printing)
     clock.record("compile")
     return CompiledCandidates(
         request, program, hw, partitions, shortlist, results, backend if can_measure else None, remarks, clock

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from roller_svc.analysis.operand import dtypes_unsupported_reason, value_dtype
+from roller_svc.analysis.operand import can_represent_all, dtypes_unsupported_reason, value_dtype
 from roller_svc.analysis.sum_of_products import sum_of_products
 from roller_svc.compiler.partition_cache import PartitionCache, traits
 from roller_svc.fusion.space import read_bytes
@@ -89,7 +89,10 @@ def _factor_elements(factor: Expr, types: dict[str, TensorType]) -> int:
 
 def _takes(unit: ComputeUnit, accumulator: DType, factors: tuple[DType, DType], *, allow_tf32: bool) -> bool:
     if unit.kind is UnitKind.DOT:
-        takes = {unit.in_dtype} == set(factors) if unit.in_dtype.is_float else {1} == {f.bytes for f in factors}
+        if unit.in_dtype.bytes == 1:
+            takes = {1} == {f.bytes for f in factors}
+        else:
+            takes = all(can_represent_all(unit.in_dtype, f) for f in factors)
         return unit.acc_dtype is accumulator and takes
     return not dtypes_unsupported_reason(unit, accumulator, factors, allow_tf32=allow_tf32)
 

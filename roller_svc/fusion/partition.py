@@ -166,6 +166,19 @@ def partition_statements(program: TensorProgram, statements: tuple[TensorExpr, .
     return tuple(_with_constants(groups, program))
 
 
+def finds_other_contractions(
+    program: TensorProgram, statements: tuple[TensorExpr, ...], options: FusionOptions, plain: FusionOptions
+) -> bool:
+    """Return whether a CPU's options may find other contractions than plain ones, in normalized statements of both.
+
+    Otherwise the partitions are equal, if the options differ in `packed_constants` and `has_thin_nests` alone.
+    """
+    if options.attention_dtypes:
+        return True  # views of statements may be contractions
+    statements = split_grouped_axes(statements, _all_types(program, statements)).statements
+    return any(_contraction(statement, options) != _contraction(statement, plain) for statement in statements)
+
+
 def _match_attentions(
     statements: tuple[TensorExpr, ...], types: dict[str, TensorType], outputs: Collection[str], hw: FusionOptions
 ) -> tuple[tuple[TensorExpr, ...], dict[str, TensorType], Mapping[str, AttentionMatch]]:

@@ -9,15 +9,19 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from threading import Lock
 from typing import Any
 
 from roller_svc.analysis.model_tables import list_functions
 from roller_svc.codegen.c.model import MODEL, exported_functions, kernel_unit, model_unit, switchable_unit
 from roller_svc.codegen.kernel import Tasks
+from roller_svc.collector import pause_collector
 from roller_svc.compiler.action import estimate_digest
 from roller_svc.compiler.artifact import load_plan, package_candidate, package_kernel, replace_candidate
+from roller_svc.compiler.autotune import NOT_SHARED
 from roller_svc.compiler.backends import backend_for
 from roller_svc.compiler.efficient import find_efficient
 from roller_svc.compiler.explain import parse_request
@@ -331,7 +335,8 @@ def transform_graph(
     costs = CostTable(hw, options.winograd, cache.load_costs(hw, options.winograd))
     known = dict(costs.stored)
     met = Boundaries(options.flipped) if boundaries is None else boundaries
-    graph, passes = run_passes(graph, weights, costs, fuse=options.fuse, boundaries=met)
+    with pause_collector():
+        graph, passes = run_passes(graph, weights, costs, fuse=options.fuse, boundaries=met)
     if costs.stored != known:
         cache.save_costs(hw, options.winograd, costs.stored)
     return graph, passes
@@ -561,11 +566,12 @@ def _build_kernels(
     missing = [i for i, kernels in enumerate(built) if kernels is None]
     done = len(requests) - len(missing)
     progress("kernels", done, len(requests))
-    for i, kernels in zip(missing, _build_missing([requests[i] for i in missing], cache), strict=True):
-        built[i] = kernels
-        if isinstance(kernels, _ClassKernels):
-            done += 1
-            progress("kernels", done, len(requests))
+    with pause_collector() if _are_modelled(requests) else nullcontext():  # what is measured may hold much memory
+        for i, kernels in zip(missing, _build_missing([requests[i] for i in missing], cache), strict=True):
+            built[i] = kernels
+            if isinstance(kernels, _ClassKernels):
+                done += 1
+                progress("kernels", done, len(requests))
     unsupported = [
         UnsupportedNode(each.expression[:MAX_EXPRESSION_SHOWN], node.removeprefix("/"), result.message)
         for each, result in zip(classes, built, strict=True)
@@ -581,12 +587,18 @@ def _build_missing(requests: Sequence[BuildRequest], cache: KernelCache) -> Iter
     """Yield the kernels of each request, or why there are none, in order.
 
     Candidates to measure are compiled on all cores, those of several requests at once, and then measured while nothing
-    else runs. Where the model selects, the next text is emitted while compilers run, so that they use all cores.
+    else runs. Where the model selects, the next text is emitted while compilers run, so that they use all cores; the
+    interpreter runs one thread, so that the first text is not delayed by those of other threads.
     """
     cores = len(os.sched_getaffinity(0))
-    if all(request.select is SelectionMode.MODEL for request in requests):
+    if _are_modelled(requests):
+        printing = Lock()
+
+        def build(request: BuildRequest) -> _ClassKernels | InputError:
+            return _select_kernels(_compile_candidates(request, printing), request, cache)
+
         with ThreadPoolExecutor(cores + EMITTING_THREADS) as pool:
-            yield from pool.map(lambda request: _select_kernels(_compile_candidates(request), request, cache), requests)
+            yield from pool.map(build, requests)
         return
     with ThreadPoolExecutor(cores) as pool:
         for first in range(0, len(requests), CLASSES_AT_ONCE * cores):
@@ -594,6 +606,11 @@ def _build_missing(requests: Sequence[BuildRequest], cache: KernelCache) -> Iter
             compiled = list(pool.map(_compile_candidates, batch))
             for candidates, request in zip(compiled, batch, strict=True):
                 yield _select_kernels(candidates, request, cache)
+
+
+def _are_modelled(requests: Sequence[BuildRequest]) -> bool:
+    """Return whether the performance model selects, so that nothing is measured."""
+    return all(request.select is SelectionMode.MODEL for request in requests)
 
 
 def _load_kernels(request: BuildRequest, cache: KernelCache) -> _ClassKernels | None:
@@ -630,9 +647,11 @@ def _replace_fastest(kernels: _ClassKernels, fastest: KernelBundle) -> _ClassKer
     return kernels if fastest is kernels.fastest else _ClassKernels(fastest, None)
 
 
-def _compile_candidates(request: BuildRequest) -> CompiledCandidates | InputError:
+def _compile_candidates(
+    request: BuildRequest, printing: AbstractContextManager[object] = NOT_SHARED
+) -> CompiledCandidates | InputError:
     try:
-        return compile_candidates(request, for_model=True)
+        return compile_candidates(request, for_model=True, printing=printing)
     except InputError as error:
         return error
 

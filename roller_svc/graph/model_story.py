@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from operator import add
 
+from roller_svc.analysis.happens_before import Access
 from roller_svc.errors import InvariantError
 from roller_svc.graph.classes import NodeClass
 from roller_svc.graph.lowerings import makes_kernel
@@ -18,17 +19,17 @@ from roller_svc.graph.lowerings.lowering import UnrolledPlan, operations_of, ste
 from roller_svc.graph.passes import PassReport
 from roller_svc.graph.plan import Launch, PlannedModel, PlannedStep, kernel_key, plan_model
 from roller_svc.graph.rammer.by_hand import schedule_by_hand
-from roller_svc.graph.rammer.schedules import OVERHEADS, StepTimes, model_times, operator_of
+from roller_svc.graph.rammer.check import accesses_of
+from roller_svc.graph.rammer.replay import replay
+from roller_svc.graph.rammer.schedules import StepTimes, model_times, operator_of
 from roller_svc.graph.rammer.wavefront import RKernel
 from roller_svc.graph.views import view_offset_elements
 from roller_svc.ir.graph import Graph, OpNode
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
-from roller_svc.ir.model_plan import KernelStep, ModelPlan, count_unrolled, iter_steps, unroll_steps
+from roller_svc.ir.model_plan import KernelStep, ModelPlan, VDeviceStep, count_unrolled, iter_steps, unroll_steps
+from roller_svc.ir.model_schedule import ModelSchedule, ScheduledLaunch, ScheduledOperator
 from roller_svc.ir.model_story import (
-    EXECUTE,
-    LAUNCH,
     SYNCHRONIZE,
-    WAIT,
     ModelStory,
     StoryBuffer,
     StoryEdge,
@@ -39,7 +40,6 @@ from roller_svc.ir.model_story import (
     StoryStepOfModel,
 )
 from roller_svc.ir.program import TensorType
-from roller_svc.ir.vdevice import Barrier, Execute, VDevicePlan
 from roller_svc.runtime.saved.plan_json import plan_to_json
 
 ROUNDING = 1e-9  # by which sums of the same seconds may differ
@@ -60,12 +60,25 @@ class StorySource:
     seconds: float | None = None  # of a GPU: of a call by the lowering, with launches, signals and waits
 
 
+def tell_schedule(source: StorySource) -> ModelSchedule | None:
+    """Return the launches of a model for a CPU, to check edited ones; None if no virtual device executes any.
+
+    Tensors share no memory there: what an edited plan has to order is what computes the same tensor. Where they lie is
+    decided again when it is compiled.
+    """
+    has_plan = any(isinstance(step, VDeviceStep) for step in source.plan.steps)
+    if source.hardware.family is not TargetKind.CPU or not has_plan:
+        return None
+    planned = _place(source, share_memory=False)
+    return _schedule(planned, model_times(planned.steps, planned.plan.kernels, source.hardware), source.hardware.num_cores)
+
+
 def tell_model_story(source: StorySource) -> ModelStory:
     """Return the story of a model."""
     planned = _place_again(source)
     is_cpu = source.hardware.family is TargetKind.CPU
     times = model_times(planned.steps, planned.plan.kernels, source.hardware) if is_cpu else _gpu_times(source, planned)
-    instructions, seconds = _replay(planned, times, source.hardware.num_cores)
+    instructions, seconds = replay(_schedule(planned, times, source.hardware.num_cores))
     if source.seconds is not None:
         if source.seconds > seconds * (1 + ROUNDING):
             instructions.append(StoryInstruction(SYNCHRONIZE, seconds, source.seconds))
@@ -106,27 +119,32 @@ def _place_again(source: StorySource) -> PlannedModel:
 
     Raises InvariantError if another plan results.
     """
-    plan, is_cpu = source.plan, source.hardware.family is TargetKind.CPU
-    kernel_of = _kernels_of(source.classes)
+    plan = source.plan
     steps = plan.fallback or plan.steps
-    others = (each for each in iter_steps(steps) if isinstance(each, KernelStep) and each.rkernel)
-    efficient = {kernel_of[f"/{each.node}"]: plan.kernels[each.kernel] for each in others}
     for share_memory in (True, False):
-        planned = plan_model(
-            source.graph,
-            plan.kernels[: len(source.classes)],
-            kernel_of,
-            plan.name,
-            plan.target,
-            share_memory=share_memory,
-            schedule=schedule_by_hand(plan_to_json(plan)) if is_cpu else None,
-            efficient=efficient,
-            alignment_bytes=1 if is_cpu else source.hardware.vector_bytes,
-        )
+        planned = _place(source, share_memory=share_memory)
         is_in_waves = makes_kernel(plan.lowering) and not plan.fallback
         if planned.plan.arena_bytes == plan.arena_bytes if is_in_waves else planned.plan.steps == steps:
             return planned
     raise InvariantError(f"{plan.name}: the plan is not one of its graph")
+
+
+def _place(source: StorySource, *, share_memory: bool) -> PlannedModel:
+    """Return the plan of the model's own launches."""
+    plan, is_cpu = source.plan, source.hardware.family is TargetKind.CPU
+    kernel_of = _kernels_of(source.classes)
+    others = (each for each in iter_steps(plan.fallback or plan.steps) if isinstance(each, KernelStep) and each.rkernel)
+    return plan_model(
+        source.graph,
+        plan.kernels[: len(source.classes)],
+        kernel_of,
+        plan.name,
+        plan.target,
+        share_memory=share_memory,
+        schedule=schedule_by_hand(plan_to_json(plan)) if is_cpu else None,
+        efficient={kernel_of[f"/{each.node}"]: plan.kernels[each.kernel] for each in others},
+        alignment_bytes=1 if is_cpu else source.hardware.vector_bytes,
+    )
 
 
 def _gpu_times(source: StorySource, planned: PlannedModel) -> StepTimes:
@@ -153,35 +171,32 @@ def _kind(step: PlannedStep) -> str:
 # ---------------------------------------------------------------- times
 
 
-def _replay(planned: PlannedModel, times: StepTimes, num_veus: int) -> tuple[list[StoryInstruction], float]:
-    """Return the instructions of a plan with their times, and the end of the last one."""
-    instructions: list[StoryInstruction] = []
-    orders: dict[int, int] = {}  # of each vEU: its instructions so far
-    now = 0.0
+def _schedule(planned: PlannedModel, times: StepTimes, num_veus: int) -> ModelSchedule:
+    """Return the launches of a plan with their times. rOperators have the memory of `planned`."""
+    placed = iter([step for step in planned.plan.steps if isinstance(step, VDeviceStep)])
+    launches = []
     for launch in planned.launches:
         if launch.plan is None:
-            for step in launch.steps:
-                end = now + times.launch_s[step]
-                instructions.append(StoryInstruction(LAUNCH, now, end, step))
-                now = end
+            launches.append(ScheduledLaunch(tuple((step, times.launch_s[step]) for step in launch.steps)))
             continue
-        rkernels = [_rkernel_of(planned, launch, number, times, num_veus) for number in range(len(launch.operators))]
-        ends_s = _replay_launch(launch.plan, rkernels)
-        for veu, (program, program_ends) in enumerate(zip(launch.plan.programs, ends_s, strict=True)):
-            for order, (instruction, (start_s, end_s)) in enumerate(zip(program, program_ends, strict=True), orders.get(veu, 0)):
-                at = now + start_s, now + end_s
-                if isinstance(instruction, Execute):
-                    operator = launch.operators[instruction.operator]
-                    tasks = instruction.first, instruction.count
-                    step = launch.steps[operator.step]
-                    instructions.append(StoryInstruction(EXECUTE, *at, step, veu, order, operator.phase, tasks))
-                elif isinstance(instruction, Barrier):
-                    waits = tuple((other, orders.get(other, 0) + number) for other, number in instruction.waits)
-                    instructions.append(StoryInstruction(WAIT, *at, None, veu, order, waits=waits))
-        for veu, program in enumerate(launch.plan.programs):
-            orders[veu] = orders.get(veu, 0) + len(program)
-        now += max(end for program_ends in ends_s for _, end in program_ends[-1:])
-    return instructions, now
+        step = next(placed, None)
+        accesses = [] if step is None else accesses_of(step, planned.plan.kernels)
+        launches.append(_schedule_launch(planned, launch, times, num_veus, accesses))
+    return ModelSchedule(tuple(launches))
+
+
+def _schedule_launch(
+    planned: PlannedModel, launch: Launch, times: StepTimes, num_veus: int, accesses: Sequence[Access]
+) -> ScheduledLaunch:
+    operators = []
+    for place, operator in enumerate(launch.operators):
+        step = launch.steps[operator.step]
+        rkernel = _rkernel_of(planned, launch, place, times, num_veus)
+        used = tuple((each.slot, each.first, each.end, each.is_write) for each in accesses if each.operator == place)
+        at = operator.step, -1 if operator.phase is None else operator.phase
+        shape = rkernel.tasks, rkernel.task_s, rkernel.alone_s
+        operators.append(ScheduledOperator(planned.steps[step].node, step, operator.phase, at, *shape, used))
+    return ScheduledLaunch((), tuple(operators), launch.plan)
 
 
 def _rkernel_of(planned: PlannedModel, launch: Launch, number: int, times: StepTimes, num_veus: int) -> RKernel:
@@ -194,36 +209,6 @@ def _rkernel_of(planned: PlannedModel, launch: Launch, number: int, times: StepT
         return phases[operator.phase]
     seconds = sum(each.alone_s for each in phases)
     return RKernel(1, seconds, seconds)
-
-
-def _replay_launch(plan: VDevicePlan, rkernels: Sequence[RKernel]) -> list[list[tuple[float, float]]]:
-    """Return when each instruction of each vEU starts and ends, since the start of the launch.
-
-    Raises InvariantError if vEUs wait for each other.
-    """
-    spans: list[list[tuple[float, float]]] = [[] for _ in plan.programs]
-    remaining = sum(map(len, plan.programs))
-    while remaining:
-        before = remaining
-        for veu, program in enumerate(plan.programs):
-            for instruction in program[len(spans[veu]) :]:
-                start_s = spans[veu][-1][1] if spans[veu] else OVERHEADS.launch_s
-                if isinstance(instruction, Execute):
-                    rkernel = rkernels[instruction.operator]
-                    is_whole = instruction.count == rkernel.tasks
-                    seconds = rkernel.alone_s if is_whole else instruction.count * rkernel.task_s
-                    spans[veu].append((start_s, start_s + seconds))
-                elif isinstance(instruction, Barrier):
-                    if any(order >= len(spans[other]) for other, order in instruction.waits):
-                        break
-                    ends = (spans[other][order][1] + OVERHEADS.wait_s * (other != veu) for other, order in instruction.waits)
-                    spans[veu].append((start_s, max(start_s, *ends)))
-                else:
-                    raise InvariantError("a plan with events is of a GPU")
-                remaining -= 1
-        if remaining == before:
-            raise InvariantError("vEUs of a plan wait for each other")
-    return spans
 
 
 # ---------------------------------------------------------------- nodes and memory

@@ -31,11 +31,12 @@ _ISA_BY_FLAG = {
     "amx_int8": "amx-int8", "amx_bf16": "amx-bf16", "asimd": "simd", "asimdhp": "fp16", "asimddp": "dotprod",
     "i8mm": "i8mm", "bf16": "bf16", "sve": "sve", "sve2": "sve2",
 }  # fmt: skip
-# Features with dot products: name, operand type, accumulator type.
+# Features with dot products: bytes of vectors, name, operand type, accumulator type.
 _DOTS = {
-    "avx512vnni": ("dot_i8", DType.INT8, DType.INT32), "avx512bf16": ("dot_bf16", DType.BFLOAT16, DType.FLOAT32),
-}  # fmt: skip
-_DOT_BYTES = 64  # of the vectors of dot products
+    "avxvnni": (32, "dot_i8", DType.INT8, DType.INT32),
+    "avx512vnni": (64, "dot_i8", DType.INT8, DType.INT32),
+    "avx512bf16": (64, "dot_bf16", DType.BFLOAT16, DType.FLOAT32),
+}
 _WORD_BYTES = 4  # of a lane's operands
 _VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "HygonGenuine": "hygon", "CentaurHauls": "zhaoxin"}
 
@@ -187,21 +188,23 @@ def _registers(base: HardwareSpec, machine: Machine, clock_hz: float, vector_byt
 
 def _unit(unit: ComputeUnit, base: HardwareSpec, clocks_per_s: float, vector_bytes: int, ports: int) -> ComputeUnit:
     """Return a unit with a peak of core-clocks x lanes x 2 x ports, and the base's ratios of types and to the peak."""
-    lanes = vector_bytes // unit.in_dtype.bytes
+    lanes = vector_bytes // unit.acc_dtype.bytes
     reference = next(u for u in base.units if u.in_dtype is DType.FLOAT32)
-    relative = (unit.flops_per_s / unit.shape[0]) / (reference.flops_per_s / reference.shape[0])
+    relative = (unit.flops_per_s / unit.shape[-1]) / (reference.flops_per_s / reference.shape[-1])
     efficiency = reference.flops_per_s / (reference.peak_flops_per_s or reference.flops_per_s)
     peak = clocks_per_s * lanes * 2 * ports * relative
-    return replace(unit, shape=(lanes,), flops_per_s=peak * efficiency, peak_flops_per_s=peak, quotients_per_s=None)
+    return replace(
+        unit, shape=(*unit.shape[:-1], lanes), flops_per_s=peak * efficiency, peak_flops_per_s=peak, quotients_per_s=None
+    )
 
 
 def _dot_units(units: tuple[ComputeUnit, ...], isa: tuple[str, ...], vector_bytes: int) -> tuple[ComputeUnit, ...]:
     """Return dot-product units, which issue as many instructions per clock as FMA (measured on Zen 4)."""
-    if vector_bytes != _DOT_BYTES:
-        return ()
     fma = next(u for u in units if u.in_dtype is DType.FLOAT32)
     dot_units = []
-    for name, operand_dtype, acc_dtype in (dot for feature, dot in _DOTS.items() if feature in isa):
+    for dot_bytes, name, operand_dtype, acc_dtype in (dot for feature, dot in _DOTS.items() if feature in isa):
+        if dot_bytes != vector_bytes:
+            continue
         group = _WORD_BYTES // operand_dtype.bytes
         peak = None if fma.peak_flops_per_s is None else group * fma.peak_flops_per_s
         shape, rate = (group, *fma.shape), group * fma.flops_per_s

@@ -103,6 +103,7 @@ class OpKind(Enum):
     # accumulator + the products of two words' elements. int32 (wraps): unsigned bytes of the first word, signed bytes
     # of the second. float32: bfloat16.
     DOT = "dot"
+    DOT_PAIRS = "dot_pairs"  # the same of words of two int16, and an int32 (wraps)
 
     __hash__ = object.__hash__
 

@@ -114,6 +114,11 @@ class ComputeUnit:
         return self.shape[0] if self.kind is UnitKind.DOT else 1
 
     @property
+    def adds_apart(self) -> bool:
+        """Return whether an instruction of its own adds dot products to accumulators."""
+        return self.kind is UnitKind.DOT and self.in_dtype is DType.INT16
+
+    @property
     def takes_fragments(self) -> bool:
         """Return whether warps issue the instructions, on matrix fragments in registers."""
         return self.kind in (UnitKind.MMA, UnitKind.MFMA)
@@ -221,6 +226,11 @@ class HardwareSpec:
     def permutes_bytes(self) -> bool:
         """Whether an instruction of a CPU looks up bytes in two registers of 64."""
         return "avx512vbmi" in self.isa and self.vector_bytes == 64
+
+    @property
+    def shuffles_bytes(self) -> bool:
+        """Whether an instruction of a CPU shuffles the bytes of a register of 32, 16 at a time."""
+        return "avx2" in self.isa
 
     @property
     def byte_group(self) -> int:

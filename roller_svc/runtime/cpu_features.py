@@ -20,7 +20,7 @@ _LEVEL_FEATURES = {
     4: ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
 }
 # Features beyond the level, by the compiler option that enables them.
-_OPTION_FEATURES = {"-mavx512vnni": "avx512_vnni", "-mavx512bf16": "avx512_bf16"}
+_OPTION_FEATURES = {"-mavx512vnni": "avx512_vnni", "-mavxvnni": "avx_vnni", "-mavx512bf16": "avx512_bf16"}
 
 
 def check_features(source: KernelSource) -> None:

@@ -19,7 +19,9 @@ from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.model import device_spec
 from roller_svc.service.model_tasks import (
     ModelTask,
+    PlanTask,
     build_model_task,
+    check_plan_task,
     estimate_json,
     estimate_model_task,
     parse_estimate,
@@ -42,6 +44,8 @@ class ModelBuilds:
             JsonCodec(estimate_json, parse_estimate),
             _taints,
         )
+        codec = JsonCodec(estimate_json, parse_estimate)
+        self._checkers = WorkerPool(check_plan_task, estimate_timeout_s, replace(limits, nice=NICE), codec)
 
     def digest(self, request: ModelRequest) -> str:
         """Return the action's digest. Raises InputError for an unknown device."""
@@ -58,6 +62,10 @@ class ModelBuilds:
     def estimate(self, request: ModelRequest) -> Json:
         return self._estimators.call(self._task(request))
 
+    def check_plan(self, task: PlanTask) -> Json:
+        """Return the times of edited programs. Raises ArgumentError (invalid-plan) for illegal ones."""
+        return self._checkers.call(task)
+
     def interrupt(self, thread_id: int) -> None:
         """End the build of a thread, which then raises BuildServiceError."""
         self._builders.interrupt(thread_id)
@@ -65,6 +73,7 @@ class ModelBuilds:
     def close(self) -> None:
         self._builders.close(kill=True)
         self._estimators.close(kill=True)
+        self._checkers.close(kill=True)
 
     def _task(self, request: ModelRequest) -> ModelTask:
         content = self._store.get(request.blob) if request.content is None else request.content

@@ -18,12 +18,15 @@ from roller_svc.farm.build import DIGEST, LOADED_GENERATOR, decode_files
 from roller_svc.farm.models import JSON_GRAPH, ModelRequest, check_named
 from roller_svc.farm.store import MODELS, Artifact, Json
 from roller_svc.graph.python_ops import declare_python_ops
+from roller_svc.graph.rammer.replay import edit_schedule, replay
 from roller_svc.graph.wiring.kernels import Tuning
+from roller_svc.ir.canonical import from_json, to_json
+from roller_svc.ir.model_schedule import ModelSchedule
 from roller_svc.model import Model, compile_model, estimate_model, find_devices
 
-BUNDLE, PLAN, SOURCE, HEADER, TUNING, STORY = "bundle", "plan", "source", "header", "tuning", "story"
+BUNDLE, PLAN, SOURCE, HEADER, TUNING, STORY, SCHEDULE = "bundle", "plan", "source", "header", "tuning", "story", "schedule"
 KINDS = frozenset({BUNDLE, PLAN, SOURCE})  # of every model; a CPU's has a C header too, and its trials
-OTHERS = frozenset({HEADER, TUNING, STORY})  # that some models have
+OTHERS = frozenset({HEADER, TUNING, STORY, SCHEDULE})  # that some models have
 MAX_FILES_BYTES = 640 << 20  # of a built model; base64 of it fits a worker's response
 NOT_ESTIMATED = frozenset({"tune", "tune_options", "across", "order", "sink"})  # options that change no estimate
 PLACING = ("inputs", "dims", "constants", "devices")  # options that a graph, and the devices of its nodes, depend on
@@ -40,6 +43,15 @@ class ModelTask:
     content: bytes
     generator: str = LOADED_GENERATOR
     functions: tuple[Any, ...] = ()  # of Python that the service has, without their code
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTask:
+    """Programs of a model's vEUs to check, and the stored schedule of the model."""
+
+    schedule: bytes
+    bucket: int
+    programs: list[Any]  # of each launch that has a plan, [vEU][order]
 
 
 def build_model_task(task: ModelTask) -> Artifact:
@@ -65,6 +77,8 @@ def build_model_task(task: ModelTask) -> Artifact:
             header = folder / "model.h"
             files |= {HEADER: header.read_bytes()} if header.is_file() else {}
             files |= {STORY: _encode(model.story)} if model.has_story else {}
+            schedule = model.schedule if model.has_story else None
+            files |= {} if schedule is None else {SCHEDULE: _encode(schedule)}
             files |= {TUNING: _encode(model.tuning.to_document())} if isinstance(model.tuning, Tuning) else {}
         finally:
             settings.use(current)
@@ -80,6 +94,16 @@ def estimate_model_task(task: ModelTask) -> Json:
     _check_labels(task, source, options)
     estimated = {name: value for name, value in options.items() if name not in NOT_ESTIMATED}
     return estimate_model(source, task.request.target, **estimated)
+
+
+def check_plan_task(task: PlanTask) -> Json:
+    """Return when each instruction of edited programs runs, as JSON. Raises ArgumentError for illegal ones."""
+    buckets = json.loads(task.schedule)["buckets"]
+    chosen = buckets[task.bucket] if task.bucket < len(buckets) else None
+    if chosen is None:
+        raise ArgumentError(f"bucket {task.bucket} of the model has no plan of a virtual device", code="invalid-plan")
+    instructions, seconds = replay(edit_schedule(from_json(ModelSchedule, chosen), task.programs))
+    return {"seconds": seconds, "instructions": [to_json(each) for each in sorted(instructions, key=lambda each: each.start_s)]}
 
 
 def parse_model_artifact(document: Mapping[str, Any]) -> Artifact:

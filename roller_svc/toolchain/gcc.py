@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import platform
 import shlex
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from roller_svc.errors import InvariantError, KernelTimeoutError, ToolchainMissingError
+from roller_svc.fork_lock import ForkLock
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
 from roller_svc.toolchain.confined import compile_sandboxed, run_sandboxed
@@ -74,6 +75,9 @@ _NATIVE_COMPILERS = ("gcc", "clang", "cc")
 _BINUTILS = ("as", "ld")
 _MACHINE_OF_PREFIX = {"x86-64-v": "x86_64", "armv": "aarch64"}
 _CROSS_COMPILERS = {"aarch64": "aarch64-linux-gnu-gcc", "x86_64": "x86_64-linux-gnu-gcc"}
+_VERSION = "--version"
+_running = ForkLock()
+_first_lines: dict[tuple[tuple[str, ...], str], str] = {}  # that programs have printed, by command and option
 PROGRAMS = (*_NATIVE_COMPILERS, *_CROSS_COMPILERS.values())  # programs that a build may run
 
 
@@ -137,11 +141,24 @@ def pool_arguments(source: KernelSource, directory: Path, cc: str | None = None,
 
 
 def prepare_model(source: KernelSource) -> None:
-    """Begin what linking a model needs beside its objects."""
-    with contextlib.suppress(ToolchainMissingError):  # linking raises it
+    """Begin what a model needs beside its objects, in other threads: the versions of its compiler, and its pool."""
+    with contextlib.suppress(ToolchainMissingError):  # keys and links raise it
         compiler = compiler_for(source.arch)
+        _prepare_versions(tuple(compiler))
         if has_pool(source, clang=_is_clang(compiler)):
             prepare_pool(compiler, _arch_flags(source.arch))
+
+
+def _prepare_versions(command: tuple[str, ...]) -> None:
+    """Ask a compiler for its versions in another thread, unless this process knows them."""
+
+    def find_versions() -> None:
+        with contextlib.suppress(ToolchainMissingError):
+            compiler_version(command)
+            binutils_versions(command)
+
+    if (command, _VERSION) not in _first_lines:
+        threading.Thread(target=find_versions, name="roller-versions").start()
 
 
 def _is_clang(compiler: list[str]) -> bool:
@@ -185,16 +202,14 @@ def install_hint(arch: Arch) -> str:
     return f"apt install gcc-{machine.replace('_', '-')}-linux-gnu"
 
 
-@functools.cache
 def compiler_version(command: tuple[str, ...]) -> str:
     """Return the first line of `--version`, which identifies a compiler in a cache key.
 
     Raises ToolchainMissingError if the compiler does not print it.
     """
-    return _first_line(command, "--version")
+    return _first_line(command, _VERSION)
 
 
-@functools.cache
 def binutils_versions(command: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """Return names and versions of the assembler and the linker that a compiler finds."""
     versions = []
@@ -202,12 +217,22 @@ def binutils_versions(command: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
         with contextlib.suppress(ToolchainMissingError):
             path = shutil.which(_first_line(command, f"-print-prog-name={name}"))
             if path is not None:
-                versions.append((name, _first_line((path,), "--version")))
+                versions.append((name, _first_line((path,), _VERSION)))
     return tuple(versions)
 
 
 def _first_line(command: tuple[str, ...], option: str) -> str:
-    """Return the first line that a program prints for an option. Raises ToolchainMissingError if it prints none."""
+    """Return the first line that a program prints for an option, which is asked once in a process.
+
+    Raises ToolchainMissingError if it prints none.
+    """
+    with _running:  # who asks at the same time waits
+        if (command, option) not in _first_lines:
+            _first_lines[command, option] = _run_for_line(command, option)
+        return _first_lines[command, option]
+
+
+def _run_for_line(command: tuple[str, ...], option: str) -> str:
     with tempfile.TemporaryDirectory(prefix="roller-cc-") as directory:
         try:
             code, text = run_sandboxed([*command, option], Path(directory), CompileLimits(timeout_s=10.0))

@@ -20,12 +20,14 @@ from explorer_pages import (
     make_operation,
     poison,
 )
-from model_stories import make_story
+from model_stories import make_profile, make_story
 
 from roller_svc.cli import explain, main
 from roller_svc.cli.page_file import KERNEL, MODEL, write_page
+from roller_svc.client import Client
+from roller_svc.client.schemas import GraphOptions
 from roller_svc.compiler.cards import draw_timeline, make_card
-from roller_svc.errors import RollerError, ToolchainMissingError
+from roller_svc.errors import InputError, RollerError, ToolchainMissingError
 from roller_svc.ir.canonical import from_json
 from roller_svc.ir.model_story import ModelStory
 from roller_svc.ir.report import BuildRequest
@@ -93,6 +95,64 @@ def test_a_model_is_opened_and_its_slowest_operator_leads_to_its_kernel(explorer
     assert "sha256:0" in unknown.get_by_test_id("problem").text_content()
 
 
+def make_towers() -> dict[str, Any]:
+    """Return a graph of three products side by side, each with sums of its rows, which are added."""
+    shapes = {"x": [64, 256]} | {name: [256, 256] for name in "abc"}
+    nodes = [
+        part
+        for name in "abc"
+        for part in (
+            {"name": f"{name}0", "expression": PRODUCT, "inputs": {"A": "x", "B": name}, "outputs": {"C": f"{name}0"}},
+            {"name": f"{name}1", "expression": "C[i] +=! exp(A[i, j])", "inputs": {"A": f"{name}0"}, "outputs": {"C": f"{name}1"}},
+        )
+    ]
+    total = {"name": "sum", "expression": "C[i] = A[i] + B[i] + D[i]", "inputs": {"A": "a1", "B": "b1", "D": "c1"}}
+    inputs = {name: {"dtype": "float32", "shape": shape} for name, shape in shapes.items()}
+    return GRAPH | {"inputs": inputs, "nodes": [*nodes, total | {"outputs": {"C": "y"}}]}
+
+
+def test_a_plan_is_edited_checked_and_estimated(explorer: Explorer) -> None:
+    with Client(explorer.address) as client:
+        built = client.compile_model(make_towers(), "cpu-x86-avx2", GraphOptions(plan="rammer", threads=2)).response
+        assert built is not None
+        plan, story = client.model_plan(built.digest), client.model_story(built.digest)
+        programs = [step["vdevice"]["programs"] for step in plan["steps"] if "vdevice" in step]
+        same = client.check_plan(built.digest, programs)
+        assert (same["seconds"], same["instructions"]) == (story["seconds"], story["instructions"])
+        for illegal in ([], ["x"], [[[{"execute": [0, 0, 1]}]]], [[[] for _ in program] for program in programs]):
+            with pytest.raises(InputError):
+                client.check_plan(built.digest, illegal)
+    explorer.expected.append("422")
+    executed = {story["steps"][each["step"]]["node"] for each in story["instructions"] if each["kind"] == "execute"}
+    reader = min(edge["to"] for edge in story["edges"] if {edge["from"], edge["to"]} <= executed)
+    page = explorer.open(f"/m/{built.digest}?node={reader}", ready="[data-testid=edit]")
+    page.get_by_test_id("edit").focus()
+    page.keyboard.press("Enter")
+    panel = page.get_by_test_id("edit-panel")
+    for _ in range(20):  # until it is before what it reads
+        earlier = panel.get_by_role("button", name="earlier")
+        if earlier.is_disabled():
+            break
+        earlier.click()
+        page.wait_for_function("() => !/Checking/.test(document.querySelector('[data-testid=edit-panel]').textContent)")
+    assert "nothing orders them" in page.get_by_test_id("edit-fault").text_content()
+    assert panel.get_by_role("button", name="copy plan").is_disabled()
+    panel.get_by_role("button", name="end").click()
+    page.get_by_test_id("edit").click()
+    page.locator("[data-testid=operators] button").first.click()
+    panel.get_by_role("button", name="to the next core").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[data-testid=edited], [data-testid=edit-fault]")
+    if page.get_by_test_id("edit-fault").count():  # its reader had no wait
+        panel.get_by_role("button", name="undo").click()
+        page.wait_for_selector("[data-testid=edited]")
+    moved = page.get_by_test_id("estimate").text_content()
+    assert f"a call takes {moved}" in page.get_by_test_id("edited").text_content()
+    assert "edited" in page.get_by_test_id("verdict").text_content()
+    panel.get_by_role("button", name="end").click()
+    assert ", edited" not in page.get_by_test_id("verdict").text_content()
+
+
 def refuse_without_key(page: Any) -> None:
     problem = {"status": 401, "detail": "no key", "code": "unauthenticated", "errors": []}
 
@@ -144,6 +204,49 @@ def test_a_link_has_the_bucket_that_its_operator_is_of(explorer: Explorer) -> No
     assert page.get_by_test_id("node").locator(".mono").text_content() == name
     again = explorer.open(MODEL_PATH + "?bucket=2&node=1", prepare=lambda page: answer_story(page, answer))
     assert again.get_by_test_id("node").count() == 0
+
+
+def test_a_profile_is_shown_beside_the_prediction(explorer: Explorer) -> None:
+    story = make_story(3)
+    page = explorer.open(MODEL_PATH, prepare=lambda page: answer_story(page, story))
+    rows = page.get_by_test_id("timeline").bounding_box()["height"]
+    given = {"name": "profile.json", "mimeType": "application/json"}
+    page.get_by_test_id("profile").set_input_files(given | {"buffer": json.dumps(make_profile(make_story(2), 1.25)).encode()})
+    assert "another plan" in page.get_by_test_id("profile-fault").text_content()
+    page.get_by_test_id("profile").set_input_files(given | {"buffer": json.dumps(make_profile(story, 1.25)).encode()})
+    assert "20 % low" in page.get_by_test_id("measured").text_content()
+    assert page.locator("[data-testid=operators] tbody tr", has_text="20 % low").count() == 3
+    page.locator("[data-testid=operators] button").first.click()
+    assert "predicted are 20 % low" in page.get_by_test_id("node").text_content()
+    assert page.get_by_test_id("timeline").bounding_box()["height"] > 1.5 * rows
+    page.get_by_role("button", name="without").click()
+    assert page.get_by_test_id("measured").count() == 0
+
+
+def test_two_plans_are_compared(explorer: Explorer) -> None:
+    one, other = make_story(3), make_story(3)
+    other["seconds"] *= 1.5
+    other["arena_bytes"] *= 2
+    digest = "sha256:" + "b" * 64
+
+    def answer(page: Any) -> None:
+        answer_story(page, one)
+        page.route(f"**/v1/models/*{'b' * 64}/story", lambda route: route.fulfill(json=other))
+
+    page = explorer.open(MODEL_PATH, prepare=answer)
+    page.get_by_test_id("compare").fill("nonsense")
+    page.get_by_test_id("compare").press("Enter")
+    assert "another" not in page.get_by_test_id("fault").text_content()
+    assert "a compiled model" in page.get_by_test_id("fault").text_content()
+    page.get_by_test_id("compare").fill(f"http://other/m/{digest}?node=1")
+    page.get_by_test_id("compare").press("Enter")
+    page.wait_for_selector("[data-testid=plan-differences]")
+    assert "50 % more" in page.get_by_test_id("plan-verdict").text_content()
+    assert "idle cores" in page.get_by_test_id("plan-differences").text_content()
+    assert "256 KiB" in page.get_by_test_id("plan-figures").text_content()
+    page.wait_for_function("() => location.search.includes('compare=')")
+    page.reload()
+    page.wait_for_selector("[data-testid=plan-differences]")
 
 
 BOXES = """async () => {

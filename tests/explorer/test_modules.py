@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import pytest
 from explorer_pages import SOURCE, run_node
+from model_stories import make_profile, make_story
 
 from roller_svc import hardware
 
@@ -187,3 +188,60 @@ def test_the_names_of_a_formula_have_values() -> None:
     kernel = {"program": {"tiles": {"shared": {"m": 128}}, "stages": 6}, "axes": [{"name": "m", "extent": 4096}]}
     assert call("links.js", "namesOf", number, {"kernels": [kernel]}) == "shared.m = 128, stages = 6, m = 4096"
     assert call("links.js", "namesOf", number, {"kernels": [kernel, kernel]}) == ""
+
+
+MEASURED = """
+import { matchProfile, readProfile } from '%s';
+const { story, steps } = JSON.parse(process.argv[1]);
+const inner = { ...steps[0], operator: 'inner' }, loop = { name: 'loop', kind: 'loop' };
+const tried = (run) => { try { return run(); } catch (error) { return error.message; } };
+console.log(JSON.stringify([
+  tried(() => matchProfile({ story }, readProfile(JSON.stringify({ steps })))),
+  tried(() => matchProfile({ story }, steps.slice(1))),
+  tried(() => matchProfile({ story }, [...steps, inner])),
+  tried(() => matchProfile({ story: { ...story, steps: [...story.steps, loop] } }, [...steps, inner])),
+  tried(() => readProfile(JSON.stringify({ steps: [{ ...steps[0], veu: 1.5 }] }))),
+]));
+"""
+
+
+def test_a_profile_is_compared_step_by_step() -> None:
+    story = make_story(3)
+    steps = make_profile(story, 2.0)["steps"]
+    program = MEASURED % (SOURCE / "profile.js").as_uri()
+    matched, missing, other, looped, unread = run_node(program, json.dumps({"story": story, "steps": steps}))
+    assert matched["seconds"] == pytest.approx([2 * seconds for seconds in matched["predicted"]])
+    assert sum(matched["seconds"]) == pytest.approx(sum(each["end_s"] - each["start_s"] for each in steps))
+    assert (len(matched["lanes"]), matched["end_s"], matched["others"]) == (4, 2 * story["seconds"], 0)
+    assert "of another plan" in missing
+    assert "has no step inner" in other
+    assert looped["others"] == pytest.approx(steps[0]["end_s"] - steps[0]["start_s"])
+    assert "expected the steps of a profile" in unread
+
+
+DIFFERENCE = """
+import { diffFigures, diffPlans } from '%s';
+const stories = JSON.parse(process.argv[1]);
+console.log(JSON.stringify([diffPlans(stories), diffFigures(stories), diffPlans([stories[0], stories[0]])]));
+"""
+
+
+def test_differences_of_two_plans_add_up_to_their_seconds() -> None:
+    one, other = make_story(3), make_story(3)
+    for node in other["nodes"][:2]:  # are one operator here, and two in the other plan
+        one["nodes"][0]["members"] = [member for each in other["nodes"][:2] for member in each["members"]]
+        node["kernel"] = None
+    one["nodes"][1]["members"] = ["only here"]
+    for each in other["instructions"]:
+        if each["kind"] == "execute" and each["start_s"] > 0:
+            each["end_s"] -= 0.25e-6
+    other["seconds"] = max(each["end_s"] for each in other["instructions"]) + 3e-6
+    program = DIFFERENCE % (SOURCE / "plandiff.js").as_uri()
+    found, figures, same = run_node(program, json.dumps([one, other]))
+    assert same == {"isSameModel": True, "rows": []}
+    assert found["isSameModel"]
+    total = sum(row["seconds"][1] - row["seconds"][0] for row in found["rows"])
+    assert total == pytest.approx(other["seconds"] - one["seconds"])
+    assert [0, 1] in [row["nodes"][1] for row in found["rows"]]
+    assert any(row.get("name") == "idle cores" for row in found["rows"])
+    assert "a call" in [name for name, *_ in figures]

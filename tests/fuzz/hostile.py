@@ -55,7 +55,7 @@ PATHS = (
     "/v1/operations", "/v1/operations?page_token=@", "/v1/operations?page_size=-1", "/v1/operations?page_size=1e9",
     "/v1/operations?page_token=%00&page_size=@", "/v1/operations/@/events", "/v1/operations/hit-{z}/events",
     "/v1/operations/%00/events", "/v1/operations/@:cancel", "/v1/operations/@:cancel:cancel", "/v1/hardware:validate",
-    "/v1/schedules:check",
+    "/v1/schedules:check", "/v1/plans:check",
     "/v1/operations/@", "/v1/operations/hit-@", "/v1/operations/hit-%00", "/v1/operations/hit-..%2f..%2f@",
     "/v1/operations/..%2f..%2fetc%2fpasswd@", "/v1/operations/%0a@", "/v1/operations/@?wait=0",
     "/v1/operations/@?wait=nan", "/v1/operations/@?wait=inf", "/v1/operations/@?wait=-1", "/v1/operations/@?wait=1e5",

@@ -28,4 +28,6 @@ def spec_with(flags: frozenset[str]) -> HardwareSpec:
 
 
 BYTES_SPEC, BF16_SPEC = spec_with(frozenset({"avx512_vnni"})), spec_with(DOTS)
-DOT = next(unit for unit in BYTES_SPEC.units if unit.kind is UnitKind.DOT)
+PAIRS_SPEC = hardware.load("cpu-x86-avx2")
+VEX_SPEC = adapt_to_machine(PAIRS_SPEC, machine(frozenset({"avx", "avx2", "fma", "avx_vnni"})))
+DOT, PAIRS = (next(unit for unit in spec.units if unit.kind is UnitKind.DOT) for spec in (BYTES_SPEC, PAIRS_SPEC))

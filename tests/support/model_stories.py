@@ -66,3 +66,14 @@ def make_story(layers: int, width: int = 4, veus: int = 4) -> dict[str, Any]:
         "instructions": sorted(instructions, key=lambda each: each["start_s"]), "buffers": buffers,
         "arena_bytes": 2 * width * 16384, "tensor_bytes": count * 16384,
     }  # fmt: skip
+
+
+def make_profile(story: dict[str, Any], slowdown: float) -> dict[str, Any]:
+    """Return what `roller model profile --json` prints of a plan whose steps take longer than predicted."""
+    return {
+        "steps": [
+            {"operator": story["steps"][each["step"]]["name"], "kernel": "", "veu": each["veu"],
+             **{name: slowdown * each[name] for name in ("start_s", "end_s")}}
+            for each in story["instructions"] if "step" in each
+        ]
+    }  # fmt: skip

@@ -1,10 +1,10 @@
 // Two kernels side by side: what differs of their tiles and figures, and of their texts.
 import { html } from 'htm/preact';
 import { useEffect, useState } from 'preact/hooks';
-import { findDigest } from './address.js';
 import { getJson, getText } from './api.js';
 import { storyOf } from './built.js';
 import { launchFigures, longest } from './calls.js';
+import { DigestForm } from './digestform.js';
 import { diffLines } from './diff.js';
 import * as f from './format.js';
 import { compared, readReport } from './state.js';
@@ -60,22 +60,15 @@ function Lines({ pair }) {
 }
 
 export function Compare({ kernel }) {
-  const [answer, setAnswer] = useState(null), [fault, setFault] = useState(''), other = compared.value;
+  const [answer, setAnswer] = useState(null), other = compared.value;
   useEffect(() => {
     let isGone = false;
     setAnswer(null);
     if (other) Promise.all([kernel.digest, other].map(readKernel)).then((pair) => isGone || setAnswer({ pair }), (error) => isGone || setAnswer({ error: error.message }));
     return () => (isGone = true);
   }, [kernel.digest, other]);
-  const choose = (event) => {
-    event.preventDefault();
-    const text = new FormData(event.currentTarget).get('other').trim(), found = findDigest(text);
-    setFault(text && !found ? `expected the link of a compiled kernel, or sha256: and 64 hexadecimal digits, got ${text.slice(0, 100)}` : '');
-    compared.value = found ?? '';
-  };
   return html`<div class="compare"><h3>Compare</h3>
-    <form class="choices" onSubmit=${choose}><label>with the link or digest of another kernel <input name="other" data-testid="compare" defaultValue=${other} autocomplete="off" /></label><button>compare</button></form>
-    ${fault && html`<p class="bad" role="alert" data-testid="fault">${fault}</p>`}
+    <${DigestForm} chosen=${compared} noun="kernel" />
     ${answer?.error && html`<p class="bad" role="status">${answer.error}</p>`}
     ${answer?.pair && html`<${Figures} pair=${answer.pair} /><${Lines} pair=${answer.pair} />`}</div>`;
 }

@@ -3,7 +3,8 @@ import { html } from 'htm/preact';
 import { useState } from 'preact/hooks';
 import * as f from './format.js';
 import { Graph } from './graph.js';
-import { bucket, chooseBucket, hasService, kernelLink, labelOf, model, picked, stories } from './modelstate.js';
+import { Measured, errorOf } from './measured.js';
+import { bucket, chooseBucket, edited, hasService, kernelLink, labelOf, measured, model, picked, stories } from './modelstate.js';
 import { Timeline } from './timeline.js';
 
 const FIRST = 8;
@@ -34,7 +35,7 @@ function Passes({ passes }) {
 function Summary() {
   const { story } = model.value;
   return html`<section class="panel verdict" aria-labelledby="model-title" data-testid="verdict">
-    <header><h2 id="model-title">${story.name}</h2><span class="quiet">on ${story.device || story.target}, plan ${story.plan}, by the performance model</span>
+    <header><h2 id="model-title">${story.name}</h2><span class="quiet">on ${story.device || story.target}, plan ${story.plan}${edited.value ? ', edited' : ''}, by the performance model</span>
       ${stories.value.length > 1 && html`<select aria-label="bucket" value=${bucket.value} onChange=${(event) => chooseBucket(Number(event.target.value))}>${stories.value.map((each, i) => html`<option value=${i}>${Object.entries(each.dims).map((pair) => pair.join(' = ')).join(', ')}</option>`)}</select>`}</header>
     <div class="why"><div>
       <div class="headline"><span class="big" data-testid="estimate">${f.time(story.seconds)}</span>
@@ -46,16 +47,20 @@ function Summary() {
 }
 
 function Hot() {
-  const [all, setAll] = useState(false), { hot, labels, story } = model.value;
+  const [all, setAll] = useState(false), { hot, labels, story } = model.value, timed = measured.value;
+  const sumOf = (seconds, { nodes }) => nodes.reduce((sum, node) => sum + seconds[node], 0);
   const whole = hot.reduce((sum, each) => sum + each.total, 0) || 1, most = hot[0]?.total || 1;
   return html`<section class="panel" aria-labelledby="hot-title"><header><h2 id="hot-title">Where the time goes</h2><span class="quiet">equal operators share a kernel; loops have kernels of their own</span></header>
+    <${Measured} />
+    ${timed && html`<p class="note" data-testid="measured">The measured call takes ${f.time(timed.end_s)}; the predicted ${f.time(story.seconds)} are ${errorOf(story.seconds, timed.end_s)}.${timed.others > 0 ? ` ${f.time(timed.others)} of it are of no operator here: steps inside of loops, and copies of results.` : ''}</p>`}
     <div class="scroll" tabindex="0" role="group" aria-label="table of kernels"><table class="programs hot" data-testid="operators">
-      <thead><tr><th>operator</th><th class="r">uses</th><th class="r">each</th><th class="r">all</th><th class="wide">share</th><th class="r" title="seconds of the kernel over the least of any kernel of its program">of floor</th>${hasService.value && html`<th>why</th>`}</tr></thead>
+      <thead><tr><th>operator</th><th class="r">uses</th><th class="r">each</th><th class="r">all</th><th class="wide">share</th><th class="r" title="seconds of the kernel over the least of any kernel of its program">of floor</th>${timed && html`<th class="r" title="of all cores, in this plan">predicted</th><th class="r" title="of all cores">measured</th><th class="r">predicted is</th>`}${hasService.value && html`<th>why</th>`}</tr></thead>
       <tbody>${(all ? hot : hot.slice(0, FIRST)).map((each) => html`<tr key=${each.key} class=${each.nodes.includes(picked.value) ? 'on' : ''} onClick=${() => (picked.value = each.nodes[0])}>
         <td><button class="plain" aria-pressed=${each.nodes.includes(picked.value)}>${labels[each.nodes[0]]}</button></td>
         <td class="r">${f.count(each.nodes.length)}</td><td class="r">${f.time(each.total / each.nodes.length)}</td><td class="r strong">${f.time(each.total)}</td>
         <td class="wide meter"><i style=${`width:${(100 * each.total) / most}%;background:var(--thread)`}></i>${f.percent(each.total / whole)}</td>
         <td class="r">${each.kernel?.floor_seconds ? f.times(each.kernel.seconds / each.kernel.floor_seconds) : '–'}</td>
+        ${timed && html`<td class="r">${f.time(sumOf(timed.predicted, each))}</td><td class="r">${f.time(sumOf(timed.seconds, each))}</td><td class="r">${errorOf(sumOf(timed.predicted, each), sumOf(timed.seconds, each))}</td>`}
         ${hasService.value && html`<td>${each.kernel && html`<a href=${kernelLink(each.kernel, story.target)}>tiles</a>`}</td>`}</tr>`)}</tbody></table></div>
     ${hot.length > FIRST && html`<button class="more" onClick=${() => setAll(!all)}>${all ? 'fewer' : `all ${hot.length}`}</button>`}</section>`;
 }
@@ -73,6 +78,7 @@ function Detail() {
     <p class="mono break">${node.name}</p>
     ${kernel && html`<pre tabindex="0">${kernel.expression.replaceAll('; ', '\n')}</pre>`}
     <dl class="lines"><div><dt>takes</dt><dd>${f.time(node.seconds)}</dd></div>
+      ${measured.value && html`<div><dt>measured</dt><dd>${f.time(measured.value.seconds[number])} of all cores; ${f.time(measured.value.predicted[number])} predicted are ${errorOf(measured.value.predicted[number], measured.value.seconds[number])}</dd></div>`}
       <div><dt>result</dt><dd>${node.result}</dd></div>
       ${own.length > 0 && html`<div><dt>runs</dt><dd>${f.time(own[0].start_s)} to ${f.time(Math.max(...own.map((each) => each.end_s)))}${cores.size > 0 ? ` on ${f.plural(cores.size, 'core')}` : ''}</dd></div>`}
       ${reads.length > 0 && html`<div><dt>reads</dt><dd class="reads">${named(reads)}</dd></div>`}

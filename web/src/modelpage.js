@@ -2,10 +2,12 @@
 import { html } from 'htm/preact';
 import { useState } from 'preact/hooks';
 import { computed, effect, signal } from '@preact/signals';
-import { readChoice, readDigest } from './address.js';
+import { findDigest, readChoice, readDigest } from './address.js';
 import { getJson, post, put } from './api.js';
+import { ComparePlans } from './compareplans.js';
+import { EditPlan } from './editplan.js';
 import { ModelView } from './model.js';
-import { bucket, chooseBucket, model, picked, show, stories } from './modelstate.js';
+import { bucket, chooseBucket, compared, model, picked, show, stories } from './modelstate.js';
 import { problemOf } from './problem.js';
 
 const WAIT_S = 10; // of one request for the operation
@@ -16,13 +18,14 @@ const devices = signal([]);
 
 export const address = computed(() => {
   if (!digest.value) return '/m';
-  const choice = [['bucket', bucket.value || null], ['node', picked.value]].filter(([, number]) => number !== null);
+  const choice = [['bucket', bucket.value || null], ['node', picked.value], ['compare', compared.value || null]].filter(([, value]) => value !== null);
   return `/m/${digest.value}${choice.length ? `?${new URLSearchParams(choice)}` : ''}`;
 });
 
 async function readStory() {
   show(await getJson(`/v1/models/${encodeURIComponent(digest.value)}/story`));
-  const choice = readChoice(new URLSearchParams(location.search));
+  const query = new URLSearchParams(location.search), choice = readChoice(query);
+  compared.value = findDigest(query.get('compare') ?? '') ?? '';
   if (choice.bucket !== null && !stories.value[choice.bucket]) return; // the node is of another graph
   if (choice.bucket) chooseBucket(choice.bucket);
   if (choice.node !== null && choice.node < model.value.story.nodes.length) picked.value = choice.node;
@@ -104,6 +107,9 @@ function Open() {
 const Problem = () => html`<p class="note bad" role="alert" data-testid="problem">${problem.value.detail}</p>
   ${problem.value.nodes && html`<ul class="quiet">${problem.value.nodes.slice(0, 20).map((each) => html`<li>${each.operator} ${each.name}: ${each.reason}</li>`)}</ul>`}`;
 
+const hasCores = () => model.value.story.instructions.some((each) => each.kind === 'execute');
+const Beside = () => html`${hasCores() && html`<${EditPlan} digest=${digest.value} />`}<${ComparePlans} />`;
+
 export const Page = () => html`<main class="model work"><h1 class="unseen">When each core does what</h1>
   ${problem.value && html`<${Problem} />`}
-  ${model.value ? html`<${ModelView} />` : digest.value && !problem.value ? html`<p class="waiting" role="status">Reading the model…</p>` : html`<${Open} />`}</main>`;
+  ${model.value ? html`<${ModelView} /><${Beside} />` : digest.value && !problem.value ? html`<p class="waiting" role="status">Reading the model…</p>` : html`<${Open} />`}</main>`;

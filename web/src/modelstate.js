@@ -1,25 +1,58 @@
 // What the page of a model shows: the story, the node that is selected, and the part of the time that is looked at.
 import { batch, computed, signal } from '@preact/signals';
+import { matchProfile } from './profile.js';
 
 export const hasService = signal(true); // false in a file
 export const stories = signal([]); // one for each bucket
 export const bucket = signal(0);
 export const picked = signal(null); // number of a node
+export const compared = signal(''); // digest of another plan, which is shown beside it
 export const range = signal([0, 1]); // seconds
-export const model = computed(() => prepare(stories.value[bucket.value]));
+export const edited = signal(null); // seconds and instructions of the plan as it was edited; null: it was not
+export const model = computed(() => prepare(edited.value ? { ...stories.value[bucket.value], ...edited.value } : stories.value[bucket.value]));
+export const profile = signal(null); // steps of a call that was measured, which are of this plan
+export const measured = computed(() => profile.value && matchProfile(model.value, profile.value));
+export const wholeSeconds = () => Math.max(model.value.story.seconds, measured.value?.end_s ?? 0);
 
 export function show(answer) {
   batch(() => {
     stories.value = answer.buckets ?? [answer];
     bucket.value = 0;
     picked.value = null;
+    profile.value = edited.value = null;
     range.value = [0, stories.value[0].seconds];
   });
+  const timed = answer.profile?.length ? stories.value.findIndex((story) => isProfileOf(story, answer.profile)) : -1; // a file may have it
+  if (timed < 0) return;
+  chooseBucket(timed);
+  setProfile(answer.profile);
+}
+// Shows the plan as it was edited, all of its time; null: as it is.
+export function setEdited(answer) {
+  batch(() => {
+    edited.value = answer;
+    if (model.value) range.value = [0, wholeSeconds()];
+  });
+}
+// Shows a profile, all of its time; null: none.
+export function setProfile(steps) {
+  batch(() => {
+    profile.value = steps;
+    range.value = [0, wholeSeconds()];
+  });
+}
+function isProfileOf(story, steps) {
+  try {
+    return !!matchProfile({ story }, steps);
+  } catch {
+    return false; // of another bucket
+  }
 }
 export function chooseBucket(number) {
   batch(() => {
     bucket.value = number;
     picked.value = null;
+    profile.value = edited.value = null;
     range.value = [0, stories.value[number].seconds];
   });
 }
@@ -97,12 +130,12 @@ function prepare(story) {
 
 // The part of the time that is looked at, moved by shares of its length or scaled around a share.
 export function move(share) {
-  const [a, b] = range.value, { seconds } = model.value.story, width = b - a;
+  const [a, b] = range.value, seconds = wholeSeconds(), width = b - a;
   const first = Math.max(0, Math.min(seconds - width, a + share * width));
   range.value = [first, first + width];
 }
 export function zoom(factor, around = 0.5) {
-  const [a, b] = range.value, { seconds } = model.value.story;
+  const [a, b] = range.value, seconds = wholeSeconds();
   const width = Math.min(seconds, Math.max(seconds / 1e5, (b - a) * factor)), at = a + around * (b - a);
   const first = Math.max(0, Math.min(seconds - width, at - around * width));
   range.value = [first, first + width];

@@ -2,7 +2,7 @@
 import { html } from 'htm/preact';
 import { Canvas, fit, hatch, palette } from './canvas.js';
 import * as f from './format.js';
-import { firstAfter, model, move, picked, range, zoom } from './modelstate.js';
+import { edited, firstAfter, measured, model, move, picked, range, wholeSeconds, zoom } from './modelstate.js';
 
 const LEFT = 58, TOP = 18, ROW = 28, ARENA = 170;
 const shade = (heat) => `color-mix(in oklab, ${palette().thread} ${Math.round(12 + 62 * heat)}%, ${palette().paper})`;
@@ -93,6 +93,14 @@ function draw(context, width, height) {
     drawLane(context, width, lane, TOP + veu * ROW, ROW);
   });
   drawLane(context, width, whole, TOP, lanes.length * ROW);
+  measured.value?.lanes.forEach((lane, veu) => {
+    const y = TOP + (lanes.length + veu) * ROW;
+    context.fillStyle = colours.ink;
+    context.fillText('measured', 0, y + 12);
+    context.fillStyle = colours['ink-3'];
+    context.fillText(lanes.length > 1 ? `core ${veu}` : 'all cores', 0, y + 23);
+    drawLane(context, width, lane, y, ROW);
+  });
   drawWaits(context, width);
 }
 
@@ -154,7 +162,7 @@ function gestures(pickAt) {
 const TIMELINE = gestures((event) => {
   const { lanes, whole, nodeOf } = model.value, time = timeAt(event), box = event.currentTarget.getBoundingClientRect();
   const at = (lane) => lane?.[firstAfter(lane, time)], veu = Math.floor((event.clientY - box.top - TOP) / ROW);
-  const hit = [at(lanes[veu]), at(whole)].find((each) => each && each.start_s <= time && each.kind !== 'wait');
+  const hit = [at([...lanes, ...(measured.value?.lanes ?? [])][veu]), veu < lanes.length && at(whole)].find((each) => each && each.start_s <= time && each.kind !== 'wait');
   picked.value = hit ? nodeOf(hit) : null;
 });
 const MEMORY = gestures((event) => {
@@ -165,14 +173,14 @@ const MEMORY = gestures((event) => {
 });
 
 export function Timeline() {
-  const { story, numWaits, lanes } = model.value, [a, b] = range.value;
-  const whole = a === 0 && b >= story.seconds;
+  const { story, numWaits, lanes } = model.value, [a, b] = range.value, end = wholeSeconds();
+  const whole = a === 0 && b >= end;
   return html`<section class="panel" aria-labelledby="timeline-title">
     <header><h2 id="timeline-title">Who does what when</h2>
       <span class="quiet">${f.plural(story.instructions.length, 'instruction')}${numWaits ? `, hatched: ${f.plural(numWaits, 'wait')}` : ''} · w s zoom, a d move, drag, Ctrl and wheel</span>
-      <span class="choices"><button aria-label="earlier" onClick=${() => move(-0.5)}>←</button><button aria-label="later" onClick=${() => move(0.5)}>→</button><button aria-label="zoom in" onClick=${() => zoom(0.5)}>+</button><button aria-label="zoom out" onClick=${() => zoom(2)}>−</button>${!whole && html`<button onClick=${() => (range.value = [0, story.seconds])}>all</button>`}</span></header>
-    <${Canvas} draw=${draw} height=${TOP + lanes.length * ROW + 4} testid="timeline" events=${TIMELINE} label=${`${lanes.length > 1 ? `${lanes.length} cores` : 'all cores'} from ${f.time(a)} to ${f.time(b)}`} />
-    <h3>Memory between operators: ${f.bytes(story.arena_bytes)} in place of ${f.bytes(story.tensor_bytes)}</h3>
-    <${Canvas} draw=${drawArena} height=${ARENA} testid="arena" events=${MEMORY} label=${`${f.plural(story.buffers.length, 'buffer')} in ${f.bytes(story.arena_bytes)}`} />
+      <span class="choices"><button aria-label="earlier" onClick=${() => move(-0.5)}>←</button><button aria-label="later" onClick=${() => move(0.5)}>→</button><button aria-label="zoom in" onClick=${() => zoom(0.5)}>+</button><button aria-label="zoom out" onClick=${() => zoom(2)}>−</button>${!whole && html`<button onClick=${() => (range.value = [0, end])}>all</button>`}</span></header>
+    <${Canvas} draw=${draw} height=${TOP + (lanes.length + (measured.value?.lanes.length ?? 0)) * ROW + 4} testid="timeline" events=${TIMELINE} label=${`${lanes.length > 1 ? `${lanes.length} cores` : 'all cores'} from ${f.time(a)} to ${f.time(b)}`} />
+    ${edited.value ? html`<p class="quiet">The plan as edited. Where tensors lie is decided when it is compiled.</p>` : html`<h3>Memory between operators: ${f.bytes(story.arena_bytes)} in place of ${f.bytes(story.tensor_bytes)}</h3>
+    <${Canvas} draw=${drawArena} height=${ARENA} testid="arena" events=${MEMORY} label=${`${f.plural(story.buffers.length, 'buffer')} in ${f.bytes(story.arena_bytes)}`} />`}
   </section>`;
 }

@@ -73,7 +73,7 @@ def with_measured_values(hw: HardwareSpec, measured: Sequence[Measured], provena
         hw,
         clock_hz=values[CLOCK],
         levels=enforce_monotonic(tuple(_level(level, values) for level in hw.levels)),
-        units=tuple(_unit(unit, values) for unit in hw.units),
+        units=tuple(_unit(unit, hw.unit_for(DType.FLOAT32), values) for unit in hw.units),
         limits=replace(hw.limits, launch_overhead_s=values[LAUNCH]),
         measured=tuple(measured),
     )
@@ -144,12 +144,12 @@ def _clamp_ratio(gain: float) -> float:
     return round_value(min(10.0, max(0.1, gain)))
 
 
-def _unit(unit: ComputeUnit, values: Mapping[str, float]) -> ComputeUnit:
-    """Return the unit with measured rates. Dot products issue as many instructions as multiply-adds."""
+def _unit(unit: ComputeUnit, floats: ComputeUnit, values: Mapping[str, float]) -> ComputeUnit:
+    """Return the unit with measured rates. Dot products keep their ratio to multiply-adds."""
     is_dot = unit.kind is UnitKind.DOT
     rate = values.get(kernels.multiply_name(DType.FLOAT32 if is_dot else unit.in_dtype))
     if is_dot and rate is not None:
-        rate *= unit.k_group
+        rate *= unit.flops_per_s / floats.flops_per_s
     quotients = None if is_dot else values.get(kernels.divide_name(unit.in_dtype))
     return unit if rate is None else replace(unit, flops_per_s=rate, peak_flops_per_s=None, quotients_per_s=quotients)
 

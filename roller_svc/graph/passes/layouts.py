@@ -68,7 +68,13 @@ def _is_image(type_: TensorType) -> bool:
 @dataclass(frozen=True, slots=True)
 class _Choice:
     seconds: float
+    missing: int  # nodes without an estimate, whose bounds are in the seconds
     chosen: frozenset[str]  # all tensors with channels last so far
+
+    @property
+    def rank(self) -> tuple[float, int]:
+        """Return what the cheapest choice has least of: a bound is not preferred to an estimate that equals it."""
+        return self.seconds, self.missing
 
 
 def _choose(graph: Graph, costs: CostTable, images: frozenset[str]) -> tuple[frozenset[str], float, float]:
@@ -133,23 +139,24 @@ def _find_cheapest(nodes: Sequence[OpNode], images: frozenset[str], table: _Layo
     knows the cheapest choice for the others. A beam bounds the assignments.
     """
     last_reader = {tensor: i for i, node in enumerate(nodes) for tensor in node.inputs}
-    choices = {frozenset[str](): _Choice(0.0, frozenset())}
+    choices = {frozenset[str](): _Choice(0.0, 0, frozenset())}
     for i, node in enumerate(nodes):
         written = [tensor for tensor in node.outputs if tensor in images]
         cheapest: dict[frozenset[str], _Choice] = {}
-        known: dict[frozenset[str], float] = {}
+        costs: dict[frozenset[str], tuple[float, int]] = {}
         for state, choice in choices.items():
             for flags in product((False, True), repeat=len(written)):
                 new = frozenset(tensor for tensor, is_last in zip(written, flags, strict=True) if is_last)
                 around = new | state.intersection(node.inputs)
-                if around not in known:
-                    known[around] = table.bound(node, around)
-                seconds = choice.seconds + known[around]
+                if around not in costs:
+                    costs[around] = table.bound(node, around), int(not table.is_known(node, around))
+                seconds, missing = costs[around]
                 live = frozenset(tensor for tensor in state | new if last_reader.get(tensor, i) > i)
-                if live not in cheapest or seconds < cheapest[live].seconds:
-                    cheapest[live] = _Choice(seconds, choice.chosen | new)
-        choices = dict(sorted(cheapest.items(), key=lambda item: item[1].seconds)[:MAX_STATES])
-    return min(choices.values(), key=lambda choice: choice.seconds)
+                extended = _Choice(choice.seconds + seconds, choice.missing + missing, choice.chosen | new)
+                if live not in cheapest or extended.rank < cheapest[live].rank:
+                    cheapest[live] = extended
+        choices = dict(sorted(cheapest.items(), key=lambda item: item[1].rank)[:MAX_STATES])
+    return min(choices.values(), key=lambda choice: choice.rank)
 
 
 def _store_channels_last(node: OpNode, tensors: frozenset[str]) -> OpNode:

@@ -21,16 +21,20 @@ def check_step(step: VDeviceStep, kernels: Sequence[ModelKernel]) -> None:
     if expected != list(step.plan.num_tasks) or len(set(step.operators)) != len(step.operators):
         raise InvariantError(f"{step.node}: the plan's rTasks are not those of its steps")
     _check_complete(step, kernels)
-    accesses = [
+    order = HappensBefore(step.plan, clocks)
+    for first, second in unordered_accesses(accesses_of(step, kernels), order, lambda number: _position(step, number)):
+        both = f"{_described(step, first)} and {_described(step, second)}"
+        raise InvariantError(f"{both} use the same memory, and nothing orders them")
+
+
+def accesses_of(step: VDeviceStep, kernels: Sequence[ModelKernel]) -> list[Access]:
+    """Return the memory that the rOperators of a step use, without constants."""
+    return [
         Access(number, address.slot, address.offset_bytes, address.offset_bytes + size, is_write)
         for number in range(len(step.operators))
         for address, size, is_write in _accesses(step, number, kernels)
         if address.slot not in (WEIGHTS, PACKED)
     ]
-    order = HappensBefore(step.plan, clocks)
-    for first, second in unordered_accesses(accesses, order, lambda number: _position(step, number)):
-        both = f"{_described(step, first)} and {_described(step, second)}"
-        raise InvariantError(f"{both} use the same memory, and nothing orders them")
 
 
 def _num_tasks(step: VDeviceStep, number: int, kernels: Sequence[ModelKernel]) -> int:

@@ -17,6 +17,8 @@ from starlette.requests import ClientDisconnect
 
 from roller_svc.client.schemas import (
     BlobResponse,
+    CheckedPlan,
+    CheckPlanRequest,
     GraphBatchRequest,
     GraphBatchResponse,
     GraphEstimateResponse,
@@ -37,7 +39,7 @@ from roller_svc.service.batches import submit_batch
 from roller_svc.service.caching import NOT_MODIFIED, immutable_headers, not_modified
 from roller_svc.service.middleware import too_large
 from roller_svc.service.model_builds import check_target
-from roller_svc.service.model_tasks import STORY, TUNING
+from roller_svc.service.model_tasks import PLAN, SCHEDULE, STORY, TUNING, PlanTask
 from roller_svc.service.parts_response import PartsResponse
 from roller_svc.service.responses import CLIENT_GONE
 from roller_svc.service.state import State, needs_place, state_of
@@ -179,6 +181,27 @@ async def model_story(digest: str, request: Request, if_none_match: Annotated[st
     return await _model_part(request, digest, STORY, if_none_match)
 
 
+@router.get(
+    "/models/{digest}/plan",
+    response_class=JSONResponse,
+    responses={304: NOT_MODIFIED},
+    dependencies=[requires(Scope.READ)],
+)
+async def model_plan(digest: str, request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
+    """Return the plan of a model with all its steps, as `Model.plan`."""
+    return await _model_part(request, digest, PLAN, if_none_match)
+
+
+@router.post("/plans:check", response_model=CheckedPlan, dependencies=[requires(Scope.READ), needs_place(Resource.MODEL_ESTIMATES)])
+async def check_plan(body: CheckPlanRequest, request: Request) -> Response:
+    """Check edited programs of a model's vEUs, and return when each instruction runs by the performance model."""
+    state = state_of(request)
+    content = await state.run(lambda: _read_part(state.store, body.model, SCHEDULE))
+    task = PlanTask(content, body.bucket, body.programs)
+    checked = await state.estimate_model(lambda: state.models.check_plan(task), request)
+    return Response(status_code=CLIENT_GONE) if checked is None else JSONResponse(checked)
+
+
 async def _model_part(request: Request, digest: str, kind: str, if_none_match: str | None) -> Response:
     """Return a part of a model that is JSON. Raises UnknownKernelError where it was built without."""
     state = state_of(request)
@@ -251,6 +274,8 @@ def _read_part(store: Store, digest: str, kind: str) -> bytes:
 def _why_without(kind: str, facts: Mapping[str, Any]) -> str:
     if kind == TUNING:
         return "without trials"
+    if kind == SCHEDULE:
+        return "without a plan of a virtual device, or by a version that checks none"
     return "for several devices, which have no story" if facts.get("subgraphs") else "by a version without stories"
 
 

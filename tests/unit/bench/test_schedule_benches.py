@@ -8,7 +8,7 @@ import pytest
 
 import roller_svc
 from roller_bench.as_schedule import time_case
-from roller_bench.by_hand import CASES
+from roller_bench.by_hand import CASES, Times
 from roller_bench.cases import performance_cases
 from roller_bench.tune_schedules import Result, summarise
 
@@ -38,6 +38,6 @@ def test_a_summary_counts_wins_and_what_was_not_built() -> None:
 def test_steps_are_timed_against_construction() -> None:
     case = next(each for each in performance_cases(PUBLIC) if each.id == "llm-rope-023")
     times = time_case(case, "local")
-    assert times is not None
+    assert isinstance(times, Times)
     assert times.differs == ""
     assert times.ratio > 0

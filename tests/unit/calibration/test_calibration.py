@@ -111,6 +111,18 @@ def test_fields_are_the_measured_values() -> None:
     assert (spec.dram.hinted_gain, spec.level("l3").hinted_gain) == (0.5, 1.25)
 
 
+def test_dot_products_keep_their_ratio_to_multiply_adds() -> None:
+    avx2 = hardware.load("cpu-x86-avx2")
+    spec = with_measured_values(avx2, measured_as(every_figure(), avx2.num_cores, avx2), "Made up.")
+    before, after = (
+        dot.flops_per_s / one.unit_for(DType.FLOAT32).flops_per_s
+        for one in (avx2, spec)
+        for dot in one.units
+        if dot.name == "dot_i16"
+    )
+    assert after == pytest.approx(before) != 2
+
+
 def test_cached_stores_are_measured_as_in_kernels() -> None:
     """Cached stores use prefetch where it pays. Older calibrations lack stores with prefetch."""
     hinted = every_figure() | {"copy_ahead_dram": 1.9e10}

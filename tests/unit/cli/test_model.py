@@ -114,11 +114,15 @@ def test_text_names_what_it_shows(capsys: pytest.CaptureFixture[str], file: str,
     options = (file, *QUICK, "--dim", "batch=2")
     assert "4 operators in 2 nodes, 2 kernels" in run(capsys, "compile", *options)[1]
     assert "input  x: float32[2, 8]" in run(capsys, "plan", *options)[1]
-    trace = tmp_path / "trace.json"
-    code, text, _ = run(capsys, "profile", *options, "--trace", str(trace))
+    trace, page = tmp_path / "trace.json", tmp_path / "page.html"
+    code, text, _ = run(capsys, "profile", *options, "--trace", str(trace), "--html", str(page))
     assert code == 0
     assert "fc0+relu0" in text
     assert len(json.loads(trace.read_text())["traceEvents"]) >= 2
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+    story = json.loads(data)["data"]
+    planned = sorted(story["steps"][each["step"]]["name"] for each in story["instructions"] if "step" in each)
+    assert sorted(each["operator"] for each in story["profile"]) == planned  # the page compares them one by one
 
 
 def test_a_tuned_model_says_what_was_chosen(capsys: pytest.CaptureFixture[str], file: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ REQUEST = build_request("y[i] = x[i] * 2.0", {"x": ("float32", (64,))}, target="
 
 @pytest.fixture(autouse=True)
 def _asked_anew() -> Iterator[None]:
-    caches = (action.toolchain_versions, action.library_versions, toolchain.gcc.binutils_versions)
+    caches = (action.toolchain_versions, action.library_versions)
     for cache in caches:
         cache.cache_clear()
     yield

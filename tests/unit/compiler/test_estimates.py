@@ -216,6 +216,14 @@ def test_the_floor_has_the_traffic_of_the_program_and_the_best_unit_of_its_types
     assert found.reasons == ("",)
 
 
+@pytest.mark.parametrize(("types", "unit"), [(("uint8", "int8"), "dot_i16"), (("int32", "int8"), "vector_i32")])
+def test_the_floor_multiplies_bytes_as_pairs_where_a_cpu_has_them(types: tuple[str, str], unit: str) -> None:
+    text = "y[m, n] +=! a[m, k].cast(int32) * b[k, n].cast(int32)"
+    item = Item(text, {name: (dtype, (512, 512)) for name, dtype in zip("ab", types, strict=True)})
+    (found,) = estimate_item(item, ["cpu-x86-avx2"], 1)
+    assert found.floor.unit == unit
+
+
 @pytest.mark.parametrize(
     "text",
     [

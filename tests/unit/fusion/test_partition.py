@@ -11,12 +11,12 @@ import pytest
 from roller_svc import hardware
 from roller_svc.analysis.online_reduction import online_reductions
 from roller_svc.compiler.lower_and_emit import emit_plan
-from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.partition_cache import partition, traits
 from roller_svc.compiler.plans import rank_best_partition
 from roller_svc.compiler.rank import rank
 from roller_svc.families.matching import units_for
 from roller_svc.frontend.lang import parse
-from roller_svc.fusion.partition import stored_types
+from roller_svc.fusion.partition import finds_other_contractions, normalize_statements, partition_statements, stored_types
 from roller_svc.fusion.split.reduction import may_split, split_group
 from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.dtype import DType
@@ -307,3 +307,25 @@ def test_maps_over_other_elements_stay_apart(second: str) -> None:
 
 def test_transposes_of_one_tensor_stay_apart() -> None:
     assert len(groups("y[j,i] = x[i,j] * 2.0; z[j,i] = x[i,j] + 1.0", x=(4096, 4096))) == 2
+
+
+@pytest.mark.parametrize(
+    ("expression", "shapes", "is_packed", "is_thin"),
+    [
+        ("y[m, n] +=! a[m, k] * w[n, k]", {"a": (1, 256), "w": (512, 256)}, True, False),
+        ("y[m, n] +=! a[m, k] * w[n, k]", {"a": (5, 256), "w": (512, 256)}, False, True),
+        ("y[m, n] +=! a[m, k] * w[n, k]", {"a": (64, 256), "w": (512, 256)}, False, False),
+        ("y[m] = a[m, 0] + w[m, 0]", {"a": (64, 1), "w": (64, 1)}, False, False),
+    ],
+)
+def test_options_that_find_no_other_contractions_make_equal_partitions(
+    expression: str, shapes: dict[str, tuple[int, ...]], is_packed: bool, is_thin: bool
+) -> None:
+    plain = traits(hardware.load("cpu-x86-avx512"))
+    parsed = replace(program(expression, **shapes), constants=("w",))
+    statements = normalize_statements(parsed, plain)
+    packed, thin = replace(plain, packed_constants=frozenset({"w"})), replace(plain, has_thin_nests=True)
+    for options, finds in ((packed, is_packed), (thin, is_thin)):
+        assert finds_other_contractions(parsed, statements, options, plain) == finds
+        partitions = [partition_statements(parsed, statements, each) for each in (options, plain)]
+        assert (partitions[0] != partitions[1]) == finds

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,10 @@ from graphs import add_input, add_random, builder_of
 
 from roller_svc import hardware
 from roller_svc.codegen.c.model import MODEL
+from roller_svc.compiler import autotune, pipeline
 from roller_svc.compiler.kernel_cache import KernelCache
+from roller_svc.compiler.request import build_request
+from roller_svc.graph import compile as compiling
 from roller_svc.graph.compile import BuiltModel, ModelOptions, build_model
 from roller_svc.graph.objects import link_kernels
 from roller_svc.ir.options import SelectionMode
@@ -101,3 +106,45 @@ def test_the_thread_pool_is_compiled_before_it_is_linked(tmp_path: Path, monkeyp
             thread.join()
     assert built.link(MODEL)
     assert names == ["roller-pool"]
+
+
+def test_the_collector_of_cycles_is_paused_in_passes_and_in_builds_of_modelled_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_enabled: dict[str, bool] = {}
+
+    def record(name: str) -> None:
+        function = getattr(compiling, name)
+
+        def recorded(*given: Any, **named: Any) -> Any:
+            is_enabled[name] = gc.isenabled()
+            return function(*given, **named)
+
+        monkeypatch.setattr(compiling, name, recorded)
+
+    for name in ("run_passes", "find_classes", "compile_candidates", "choose_plan"):
+        record(name)
+    build(KernelCache(tmp_path))
+    assert is_enabled == {"run_passes": False, "find_classes": True, "compile_candidates": False, "choose_plan": True}
+
+
+def test_ranks_and_texts_exclude_each_other_and_compilers_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    printing = threading.Lock()
+    is_locked: dict[str, bool] = {}
+
+    def record(module: ModuleType, name: str) -> None:
+        function = getattr(module, name)
+
+        def recorded(*given: Any, **named: Any) -> Any:
+            is_locked[name] = printing.locked()
+            return function(*given, **named)
+
+        monkeypatch.setattr(module, name, recorded)
+
+    record(pipeline, "rank_request")
+    record(autotune, "emit_plan")
+    record(autotune, "compile_unlinked")
+    request = build_request("y[i] = x[i] * 2.0", {"x": ("float32", (64,))}, top_k=1, select="model")
+    pipeline.compile_candidates(request, for_model=True, printing=printing)
+    assert is_locked == {"rank_request": True, "emit_plan": True, "compile_unlinked": False}
+    assert not printing.locked()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ import pytest
 from roller_svc.errors import ArgumentError, InvariantError
 from roller_svc.graph import model_story
 from roller_svc.graph.plan import PlannedModel, PlannedStep
+from roller_svc.graph.rammer.replay import edit_schedule, replay, replay_launch
 from roller_svc.graph.rammer.schedules import POLICIES, StepTimes, find_segments, make_schedule
-from roller_svc.graph.rammer.wavefront import RKernel
+from roller_svc.ir.canonical import from_json
 from roller_svc.ir.model_plan import ModelPlan
+from roller_svc.ir.model_schedule import ModelSchedule, ScheduledOperator
 from roller_svc.ir.model_story import StoryInstruction
 from roller_svc.ir.vdevice import Barrier, Execute, VDevicePlan, WaitEvent
 from roller_svc.model import Model, compile_model, load_model
@@ -25,6 +28,7 @@ from roller_svc.settings import read_settings, use
 
 RNG = np.random.default_rng(0)
 US = 1e-6
+ROPERATOR = ScheduledOperator("n", 0, 0, (0, 0), 1, US, US, ())
 EMPTY = ModelPlan("m", "local", (), (), (), (), (), (), 0, 0, 0, 0, 0, 3)
 
 
@@ -57,7 +61,7 @@ def test_a_replayed_schedule_takes_its_seconds(policy: str, veus: int) -> None:
     for _ in range(40):
         steps, times = random_steps(rng)
         launches = tuple(make_schedule(policy, times, veus)(steps))
-        instructions, seconds = model_story._replay(PlannedModel(EMPTY, tuple(steps), launches, ()), times, veus)
+        instructions, seconds = replay(model_story._schedule(PlannedModel(EMPTY, tuple(steps), launches, ()), times, veus))
         segments = find_segments(policy, steps, times, veus)
         assert seconds == pytest.approx(sum(each.seconds for each in segments), rel=1e-12)
         assert max(each.end_s for each in instructions) == seconds
@@ -78,10 +82,10 @@ def check_waits(instructions: list[dict[str, Any]]) -> None:
 def test_vEUs_that_wait_for_each_other_have_no_story() -> None:
     waits = VDevicePlan((1,), ((Barrier(((1, 0),)),), (Barrier(((0, 0),)), Execute(0, 0, 1))))
     with pytest.raises(InvariantError, match="wait for each other"):
-        model_story._replay_launch(waits, [RKernel(1, US)])
+        replay_launch(waits, [ROPERATOR])
     events = VDevicePlan((1,), ((Execute(0, 0, 1), WaitEvent(0)),), (1,))
     with pytest.raises(InvariantError, match="events"):
-        model_story._replay_launch(events, [RKernel(1, US)])
+        replay_launch(events, [ROPERATOR])
 
 
 def constant(*shape: int) -> dict[str, Any]:
@@ -161,6 +165,51 @@ def test_the_story_of_a_model_is_that_of_its_plan(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError) as refusal:
         _ = load_model(model.save(tmp_path / "saved")).story
     assert refusal.value.code == "no-story"
+
+
+def edit(rng: random.Random, programs: list[list[dict[str, Any]]]) -> None:
+    """Move, swap or remove an instruction, or a part of a wait, so that programs may be illegal."""
+    program = rng.choice([each for each in programs if len(each) > 1])
+    at = rng.randrange(len(program) - 1)
+    waits = [each for each in program if "wait" in each]
+    match rng.randrange(4):
+        case 0:
+            program[at], program[at + 1] = program[at + 1], program[at]
+        case 1:
+            other = rng.choice(programs)
+            instruction = program.pop(at)
+            other.insert(rng.randrange(len(other) + 1), instruction)
+        case 2 if waits:
+            program.remove(rng.choice(waits))
+        case _:
+            for each in waits:
+                each["wait"] = [[veu, max(0, order - rng.randrange(2))] for veu, order in each["wait"]]
+
+
+def answer_of(run: Callable[[], float]) -> float | str:
+    """Return the seconds, or why a plan is not legal."""
+    try:
+        return run()
+    except ArgumentError as refusal:
+        return f"{refusal.code}: {refusal.message.split(': ')[-1]}"
+
+
+@pytest.mark.slow
+def test_edited_programs_are_legal_where_the_plan_compiles() -> None:
+    model = compiled("rammer")
+    schedule = from_json(ModelSchedule, json.loads(json.dumps(model.schedule))["buckets"][0])
+    assert replay(schedule)[1] == model.story["seconds"]
+    rng, answers = random.Random(5), []
+    for _ in range(12):
+        plan = copy.deepcopy(model.plan)
+        programs = [step["vdevice"]["programs"] for step in plan["steps"] if "vdevice" in step]
+        edit(rng, rng.choice(programs))
+        answers.append(answer_of(lambda programs=programs: replay(edit_schedule(schedule, programs))[1]))
+        assert answers[-1] == answer_of(lambda plan=plan: compiled(plan).story["seconds"])
+    assert len([each for each in answers if isinstance(each, str)]) in range(2, 11)
+    with pytest.raises(ArgumentError, match="launches, expected"):
+        edit_schedule(schedule, [])
+    assert compiled("serial").schedule is None
 
 
 LOOP = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from reference_kernels import HOST, add, row_sums_doubled
 from roller_svc import toolchain
 from roller_svc.errors import CompileError, InvariantError, KernelTimeoutError, ToolchainMissingError
 from roller_svc.ir.hardware import Arch
-from roller_svc.ir.kernel import Language, Resources
+from roller_svc.ir.kernel import KernelSource, Language, Resources
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.toolchain import gcc
 from roller_svc.toolchain.limits import LOG_CHARACTERS, CompileLimits, truncate_log
@@ -137,18 +138,35 @@ def test_versions_name_the_compiler() -> None:
     assert "cc" not in toolchain.versions(cc="no-such-cc")
 
 
+def test_versions_are_asked_for_once_and_beside_the_passes_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    run_for_line = gcc._run_for_line
+
+    def record(command: tuple[str, ...], option: str) -> str:
+        threads.append(threading.current_thread().name)
+        return run_for_line(command, option)
+
+    monkeypatch.setattr(gcc, "_first_lines", {})
+    monkeypatch.setattr(gcc, "_run_for_line", record)
+    for _ in range(2):  # the second time nothing is asked
+        gcc.prepare_model(KernelSource("model", Language.C, HOST, "", (), ()))
+        for thread in threading.enumerate():
+            if thread.name == "roller-versions":
+                thread.join()
+        assert {"cc", "as", "ld"} <= set(toolchain.versions())
+        assert threads == ["roller-versions"] * 5  # of the compiler, and paths and versions of the other two
+
+
 def test_a_compiler_that_does_not_answer_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     def late(*_: object) -> tuple[int, str]:
         raise KernelTimeoutError("gcc ran longer than 10 s", code="compile-timeout")
 
     monkeypatch.setattr(gcc, "run_sandboxed", late)
-    gcc.compiler_version.cache_clear()
-    gcc.binutils_versions.cache_clear()
+    monkeypatch.setattr(gcc, "_first_lines", {})
     with pytest.raises(ToolchainMissingError, match="gcc --version does not end"):
         gcc.compiler_version(("/usr/bin/gcc",))
     assert not {"cc", "as", "ld"} & set(toolchain.versions())
     assert gcc.binutils_versions(("/usr/bin/gcc",)) == ()
-    gcc.binutils_versions.cache_clear()
 
 
 def test_the_compiler_says_which_assembler_and_linker_it_runs(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from roller_svc.analysis.congruences import congruence
 from roller_svc.analysis.index_ranges import fold, is_within_int32, range_of
@@ -282,8 +283,8 @@ class Vector(VectorAccess):
     def _op(self, op: Op) -> VectorValue:
         if op.kind is OpKind.WORD:
             return self._word(op)
-        if op.kind is OpKind.DOT:
-            return self._helper_call("dot", op.dtype, op.args)
+        if op.kind in (OpKind.DOT, OpKind.DOT_PAIRS):
+            return self._helper_call(op.kind.value, op.dtype, op.args)
         operand = op.args[0].dtype.compute
         if op.kind in (OpKind.FLOOR, OpKind.CEIL):
             whole = self._helper_call("floor" if op.kind is OpKind.FLOOR else "ceil", operand, op.args)
@@ -399,16 +400,25 @@ class Vector(VectorAccess):
         return VectorValue(self.call(f"word{len(elements)}_{self.type_of(op.dtype)}", *elements), op.dtype, is_vector=True)
 
     def _adjacent_words(self, op: Op, bits: DType) -> str | None:
-        """Print words whose elements lie in memory as they do in the vector, as one load; None for others."""
-        first, count = op.args[0], op.dtype.bits // bits.bits
+        """Print words whose elements lie in memory as they do in the vector, as one load; None for others.
+
+        Bytes that are elements of 16 bits are widened.
+        """
+        count = op.dtype.bits // bits.bits
+        sources = tuple(arg.arg if _is_widened_byte(arg) else arg for arg in op.args)
+        first = sources[0]
         if not isinstance(first, Load) or len(op.args) < count or self.guard:
             return None
-        if not are_contiguous(op.args, self.scalar.buffers, self.registers):
+        if not are_contiguous(sources, self.scalar.buffers, self.registers):
             return None
         if self.stride(first.tensor, first.index) != count:
             return None
         address = f"{self.scalar.buffers[first.tensor].identifier} + {self.offset(first, self.index_at(first.index, 0))}"
-        return f"({self.type_of(op.dtype)})*(const {vector_type(bits, count * self.lanes)} *)({address})"
+        stored, lanes = bits if first.dtype.bits == bits.bits else first.dtype, count * self.lanes
+        loaded = f"*(const {vector_type(stored, lanes)} *)({address})"
+        if stored is not bits:
+            loaded = self.call(f"from_{SHORT[stored]}_{vector_type(bits, lanes)}", loaded)
+        return f"({self.type_of(op.dtype)}){loaded}"
 
     def _folded(self, expr: Expr) -> Expr:
         """Fold an expression: unrolled variables are constants."""
@@ -755,3 +765,8 @@ def _is_scattered_copy(vector: Vector, node: Compute) -> bool:
     if not isinstance(value, Load) or value.tensor in vector.registers:
         return False
     return any(isinstance(x, Load) for i in node.index for x in iter_subexpressions(i))
+
+
+def _is_widened_byte(expr: Expr) -> TypeGuard[Cast]:
+    """Return whether an expression is an int16 that is converted from a byte."""
+    return isinstance(expr, Cast) and expr.dtype is DType.INT16 and expr.arg.dtype in (DType.INT8, DType.UINT8)

@@ -10,13 +10,16 @@ from __future__ import annotations
 import re
 from functools import cache
 
+from roller_svc.analysis.lookup_tables import SHUFFLED_BYTES
 from roller_svc.codegen.c.vector.elementary import LIBRARY_OF, calls, function_text, has_function
 from roller_svc.codegen.c.vector.types import (
     byte_permutations_text,
     dot_text,
     gather,
     instruction,
+    pair_dot_text,
     resizing,
+    shuffled_entries,
     vector_header,
     vector_type,
     with_fallback,
@@ -215,6 +218,8 @@ def _vector_helper(base: str, dtype: DType, lanes: int) -> Helper:
         return nontemporal_helper(dtype, lanes)
     if base == "dot":
         return Helper(dot_text(dtype, lanes))
+    if base == "dot_pairs":
+        return Helper(pair_dot_text(lanes))
     if base in ("word2", "word4"):
         return _word(base, dtype, lanes)
     if base in _ELEMENTS:
@@ -364,9 +369,12 @@ def _lookup(base: str, dtype: DType, lanes: int) -> Helper:
 
 def _byte_entries(dtype: DType, lanes: int) -> Helper:
     """Return the helper that looks up entries of a table of 256 bytes."""
-    vector = vector_type(dtype, lanes)
-    plain = f"  {vector} r;\n  for (int i = 0; i < {lanes}; i++) r[i] = table[at[i]];\n  return r;"
-    return Helper(f"static inline {vector} entries_{vector}(const unsigned char *table, {vector} at) {{\n{plain}\n}}")
+    vector, chunk = vector_type(dtype, lanes), f"entries_{vector_type(dtype, SHUFFLED_BYTES)}"
+    plain = f"  {vector} r;\n  for (int i = 0; i < {lanes}; i++) r[i] = table[at[i]];\n  return r;\n"
+    shuffled = shuffled_entries(lanes, chunk)
+    body = plain if shuffled is None else f"#if defined(__AVX2__) && !defined(__clang__)\n{shuffled}#else\n{plain}#endif\n"
+    needs = (chunk,) if shuffled is not None and lanes != SHUFFLED_BYTES else ()
+    return Helper(f"static inline {vector} entries_{vector}(const unsigned char *table, {vector} at) {{\n{body}}}", needs)
 
 
 def _permuted_byte_entries(dtype: DType, lanes: int) -> Helper:

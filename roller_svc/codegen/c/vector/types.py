@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from roller_svc.analysis.lookup_tables import MIN_SHUFFLED_BYTES, SHUFFLED_BYTES
 from roller_svc.codegen.dialect import SHORT
 from roller_svc.ir.dtype import DType
 
@@ -30,6 +31,7 @@ def vector_header(dtype: DType, lanes: int, c_type: str) -> str:
 
 
 _SUFFIX = {DType.FLOAT32: "ps", DType.FLOAT64: "pd"}
+_AVX_BYTES = 32
 _ORDERED = 7  # comparison predicate: neither operand is a NaN
 _ALL_LANES = "-1, 4"  # mask, and the current rounding mode
 
@@ -161,12 +163,63 @@ def byte_permutations_text(lanes: int) -> str:
     )
 
 
+def shuffled_entries(lanes: int, chunk: str) -> str | None:
+    """Return the body of a lookup of bytes in a table of 256 for AVX2, or None for few lanes.
+
+    The lowest four bits of a byte choose in both halves of eight registers, the highest three among the registers, and
+    bit 4 a half. `vpblendvb` reads the highest bit of each byte, to which a shift of 16-bit words moves another one.
+    `chunk`: the lookup of `SHUFFLED_BYTES`, which others use.
+    """
+    if lanes < MIN_SHUFFLED_BYTES:
+        return None
+    vector, whole = vector_type(DType.UINT8, lanes), vector_type(DType.UINT8, SHUFFLED_BYTES)
+    if lanes < SHUFFLED_BYTES:
+        return (
+            "  long long __attribute__((vector_size(16))) both = {0};\n  __builtin_memcpy(&both, &at, sizeof at);\n"
+            f"  both = (long long __attribute__((vector_size(16)))){chunk}(table, ({whole})both);\n"
+            f"  {vector} r;\n  __builtin_memcpy(&r, &both, sizeof r);\n  return r;\n"
+        )
+    if lanes > SHUFFLED_BYTES:
+        chunks = (f"(({whole} *)&r)[{i}] = {chunk}(table, (({whole} *)&at)[{i}]);" for i in range(lanes // SHUFFLED_BYTES))
+        return "\n  ".join((f"  {vector} r;", *chunks, "return r;\n"))
+    lines = [
+        "typedef char half __attribute__((vector_size(16)));",
+        "typedef char whole __attribute__((vector_size(32), aligned(1), may_alias));",
+        "const whole *t = (const whole *)table;",
+        "const whole both = (whole)__builtin_ia32_vbroadcastsi256((long long __attribute__((vector_size(16))))at);",
+        "const whole low = both & 15;",
+        "const short __attribute__((vector_size(32))) words = (short __attribute__((vector_size(32))))both;",
+    ]
+    parts = [f"__builtin_ia32_pshufb256(t[{i}], low)" for i in range(8)]
+    for bit, shift in ((5, " << 2"), (6, " << 1"), (7, "")):
+        names = [f"bit{bit}_{i}" for i in range(len(parts) // 2)]
+        for name, zero, one in zip(names, parts[::2], parts[1::2], strict=True):
+            lines.append(f"const whole {name} = __builtin_ia32_pblendvb256({zero}, {one}, (whole)(words{shift}));")
+        parts = names
+    half_words = "(half)((short __attribute__((vector_size(16))))at << 3)"
+    ends = (f"(half)__builtin_ia32_extract128i256((long long __attribute__((vector_size(32)))){parts[0]}, {i})" for i in (0, 1))
+    lines.append(f"return ({whole})__builtin_ia32_pblendvb128({', '.join(ends)}, {half_words});")
+    return "".join(f"  {line}\n" for line in lines)
+
+
+def pair_dot_text(lanes: int) -> str:
+    """Return the helper sum + dot(a, b): two int16 a lane. `vpmaddwd` wraps where both products are 2^30."""
+    vector, size = vector_type(DType.INT32, lanes), DType.INT32.bytes * lanes
+    pairs = f"(short __attribute__((vector_size({size}))))"
+    product = f"__builtin_ia32_pmaddwd{8 * size}({pairs}a, {pairs}b)"
+    return (
+        f"static inline {vector} dot_pairs_{vector}({vector} sum, {vector} a, {vector} b) {{\n"
+        f"  return sum + ({vector}){product};\n}}"
+    )
+
+
 def dot_text(dtype: DType, lanes: int) -> str:
     """Return the helper sum + dot(a, b): four bytes a lane, a's unsigned, or two bfloat16.
 
     It uses inline assembly, because the operand types of the builtins differ between compilers.
     """
     name = "vdpbf16ps" if dtype.is_float else "vpdpbusd"  # not vpdpbusds, which saturates
+    name = f"%{{vex%}} {name}" if lanes * dtype.bytes == _AVX_BYTES else name  # AVX-VNNI
     vector, words = vector_type(dtype, lanes), vector_type(DType.INT32, lanes)
     return (
         f"static inline {vector} dot_{vector}({vector} sum, {words} a, {words} b) {{\n"

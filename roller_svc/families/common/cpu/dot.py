@@ -1,4 +1,4 @@
-"""Operands of contractions that a CPU's dot-product instructions compute (VNNI, bf16 dot products).
+"""Operands of contractions that a CPU's dot-product instructions compute: of bytes, of pairs of int16, of bfloat16.
 
 One instruction adds the products of a few adjacent k to the accumulator of each lane; these k share 32 bits.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from roller_svc.analysis.constant_folding import holds
 from roller_svc.analysis.operand import can_represent_all, value_dtype
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, Select
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, UnitKind
 from roller_svc.ir.program import Combine, TensorType, identity
@@ -30,12 +30,17 @@ class DotOperands:
     b: DType
 
     @property
+    def operator(self) -> OpKind:
+        """Return the operator that adds the products of two words to a sum."""
+        return OpKind.DOT_PAIRS if self.a is DType.INT16 else OpKind.DOT
+
+    @property
     def flips_sign_of_a(self) -> bool:
         """Return whether the sign bits of A are flipped: instructions multiply unsigned by signed bytes.
 
         A flipped signed byte is unsigned and 128 larger; a flipped unsigned byte is signed and 128 smaller.
         """
-        return self.a is not DType.BFLOAT16 and self.a.is_signed == self.b.is_signed
+        return self.a in _BYTES and self.a.is_signed == self.b.is_signed
 
     @property
     def sign_mask(self) -> int:
@@ -47,7 +52,7 @@ class DotOperands:
 
     @property
     def a_is_first(self) -> bool:
-        """Return whether the packed bytes of A are the unsigned ones."""
+        """Return whether A is the first word: of packed bytes the unsigned ones, of other elements either."""
         return self.b.is_signed
 
 
@@ -66,7 +71,7 @@ def dot_operands(unit: ComputeUnit, group: KernelGroup) -> DotOperands | None:
 
 def _operand_dtype(unit: ComputeUnit, operand: Expr, types: Mapping[str, TensorType]) -> DType | None:
     """Return the type in which the unit takes all values of an operand without rounding, or None."""
-    if unit.in_dtype.is_float:
+    if unit.in_dtype not in _BYTES:
         return unit.in_dtype if _is_exact(operand, unit.in_dtype, types) else None
     source = value_dtype(operand)
     dtype = DType.UINT8 if source is DType.BOOL else source

@@ -120,7 +120,7 @@ class MicroKernel:
         if self.dot is None:
             return Compute(ACC, acc_index, Op(OpKind.MUL, (a, b), self.dtype), Combine.SUM)
         words = (a, b) if self.dot.a_is_first else (b, a)
-        return Compute(ACC, acc_index, Op(OpKind.DOT, (Load(ACC, acc_index, self.dtype), *words), self.dtype))
+        return Compute(ACC, acc_index, Op(self.dot.operator, (Load(ACC, acc_index, self.dtype), *words), self.dtype))
 
     def _pack_b(self, column: Expr) -> tuple[Node, ...]:
         if self.packs_b is None:

@@ -85,9 +85,9 @@ class TileRules(CpuRules):
         return sorted(self._register_tiles(grown), key=self._kernel_time)[:MAX_BASES] or list(grown.border)
 
     def _registers(self, thread: Tile) -> int:
-        """Return accumulators, one row of vectors, one broadcast element."""
+        """Return accumulators, one row of vectors, one broadcast element, and a product that is added apart."""
         rows, vectors = self._shape(thread)
-        return rows * vectors + vectors + 1
+        return rows * vectors + vectors + 1 + (1 if self.workload.machine.unit.adds_apart else 0)
 
     def _register_rule(self, thread: Tile) -> BrokenRule | None:
         most = self.workload.machine.hw.limits.max_registers_per_thread

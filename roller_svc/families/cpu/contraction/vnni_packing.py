@@ -15,12 +15,12 @@ from roller_svc.families.common.cpu.dot import cast_element
 from roller_svc.families.common.cpu.micro_kernel import LANE
 from roller_svc.families.cpu.contraction.packing import K_CHUNK, K_COUNT, K_FIRST, K_ROW, PANEL_ROW, Packing, Panels
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, substitute
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, substitute
 from roller_svc.ir.index import add, div, lt, min_, mul, num, ref, sub
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Scope, Storage, Transpose
 from roller_svc.schedule.guards import unswitch_guards
 
-_CHUNKS, _TRANSPOSED = "k.chunks", ".transposed"
+_CHUNKS, _TRANSPOSED, _WIDENED = "k.chunks", ".transposed", ".widened"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,11 @@ class VnniPacking(Packing):
 
     @property
     def _has_whole_words(self) -> bool:
-        """Return whether each row's words are contiguous, with a stride of whole words between rows."""
-        return self.operand.plain and self.operand.panel_stride % self.group == 0
+        """Return whether each row's words are contiguous, with a stride of whole words between rows.
+
+        Rows of other elements are converted first.
+        """
+        return not self.operand.plain or self.operand.panel_stride % self.group == 0
 
     def _block(self, panels: Panels, first: int, count: int) -> Node:
         """Transpose one block of words, of `lanes` rows or fewer, in registers."""
@@ -109,6 +112,8 @@ class VnniPacking(Packing):
         position = mul(add(ref(K_FIRST), word), num(self.group))
         at = {panels.axis.members[0].name: add(panels.position, num(first)), **member_values(self.k, position)}
         source = cast_element(substitute(self.source, at), self.element)
+        if isinstance(source, Cast):
+            return self._widened_block(panels, first, count)
         if not isinstance(source, Load):
             raise InvariantError(f"operand transposed by words must be a plain load, got {source}")
         stride = self.operand.panel_stride // self.group
@@ -121,6 +126,19 @@ class VnniPacking(Packing):
         lanes = Loop(LANE, count, LoopKind.VECTOR, (Compute(self.packed, index, value),))
         nodes = (transpose, Loop(K_ROW, self.lanes, LoopKind.UNROLL, (lanes,)))
         return Storage(_TRANSPOSED, self.dtype, (self.lanes, count), Scope.STACK, nodes)
+
+    def _widened_block(self, panels: Panels, first: int, count: int) -> Node:
+        """Convert a block of words to a storage, one row after the other, and transpose it from there."""
+        word, wide = mul(ref(K_CHUNK), num(self.lanes)), self.lanes * self.group
+        position = add(mul(add(ref(K_FIRST), word), num(self.group)), ref(LANE))
+        at = {panels.axis.members[0].name: add(panels.position, add(num(first), ref(PANEL_ROW)))}
+        element = cast_element(substitute(self.source, {**at, **member_values(self.k, position)}), self.element)
+        row = Loop(LANE, wide, LoopKind.VECTOR, (Compute(_WIDENED, (ref(PANEL_ROW), ref(LANE)), element),))
+        source = Load(_WIDENED, (num(0), num(0)), self.element)
+        corner = (panels.panel, word, num(first))
+        transpose = Transpose(self.packed, corner, panels.size, source, self.lanes, count, dtype=self.dtype)
+        nodes = (Loop(PANEL_ROW, count, LoopKind.UNROLL, (row,)), transpose)
+        return Storage(_WIDENED, self.element, (count, wide), Scope.STACK, nodes)
 
     def _xor_sign_bits(self, word: Expr) -> Expr:
         return Op(OpKind.BITXOR, (word, Const(self.sign_mask, self.dtype)), self.dtype) if self.sign_mask else word

@@ -20,6 +20,7 @@ from roller_svc.ir.program import TensorType
 from roller_svc.perf.workload import Workload
 
 WIDENED = (DType.FLOAT16, DType.BFLOAT16)  # types of operands that are transposed as float32
+BYTES = (DType.INT8, DType.UINT8)  # types of operands whose rows are widened to int16 before they are transposed
 
 
 class OperandLayout(Enum):
@@ -78,6 +79,8 @@ def _cpu_operand(operand: Operand, axes: tuple[TileAxis, TileAxis], types: Mappi
     is_affine = operand.guard is None and along_k is not None
     plain = is_affine and operand.memory_dtype is dtype
     is_widened = is_affine and dtype is DType.FLOAT32 and operand.memory_dtype in WIDENED
+    # elements of fused members are computed one by one
+    is_widened = is_widened or (is_affine and dtype is DType.INT16 and operand.memory_dtype in BYTES and len(k.members) == 1)
     size = types[source.tensor].dtype.bytes * math.prod(types[source.tensor].shape) if plain else 0
     deeper = along_k if (plain or is_widened) and along_k is not None else 0
     if operand.k_major:

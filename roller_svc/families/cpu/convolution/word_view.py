@@ -1,4 +1,4 @@
-"""Convolution of bytes → its view on words of adjacent channels, which dot-product instructions multiply (VNNI).
+"""Convolution of bytes → its view on words of adjacent channels, which dot-product instructions multiply.
 
 A word takes the place of a channel: in the tile space, in the staged patch and in the packed weights.
 """
@@ -75,7 +75,8 @@ def word_of(source: Expr, channel: Axis, dtype: DType, group: int) -> Expr:
     element = cast_element(source, dtype)
     match element:
         case Select(cond=cond, then=then, otherwise=Const(value=int(value))) if channel.name not in axes_of(cond):
-            fill = int.from_bytes((value & 0xFF).to_bytes(1, "little") * group, "little", signed=True)
+            bits = (value & ((1 << dtype.bits) - 1)).to_bytes(dtype.bytes, "little")
+            fill = int.from_bytes(bits * group, "little", signed=True)
             return Select(cond, _word(then, channel, group), Const(fill, WORD), WORD)
         case _:
             return _word(element, channel, group)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from roller_svc.analysis.lookup_tables import BYTE_ENTRIES
+from roller_svc.analysis.lookup_tables import BYTE_ENTRIES, MIN_SHUFFLED_BYTES, SHUFFLED_BYTES, SHUFFLES_OF_TABLE
 from roller_svc.families.common.cpu.column_reduction import (
     ReductionStep,
     accumulator_bytes,
@@ -323,9 +323,13 @@ def _access_cycles(p: Workload[LoopFacts], tensor: AccessFootprint, launch: Laun
     if any(dim.is_looked_up or dim.gathered_by for dim in tensor.access.dims):
         vectors_of_table, rest = divmod(tensor.access.dims[-1].size, p.machine.unit.shape[-1])
         is_table = not rest and vectors_of_table <= MAX_TABLES
-        if p.machine.hw.permutes_bytes and tensor.elem_bytes == 1:
-            is_table |= tensor.access.dims[-1].size == BYTE_ENTRIES
-        return 0.0 if is_table and len(tensor.access.dims) == 1 else vectors * width * gathers * costs.gather_cycles
+        is_byte_table = tensor.elem_bytes == 1 and tensor.access.dims[-1].size == BYTE_ENTRIES
+        if len(tensor.access.dims) == 1 and (is_table or (is_byte_table and p.machine.hw.permutes_bytes)):
+            return 0.0
+        if len(tensor.access.dims) == 1 and is_byte_table and p.machine.hw.shuffles_bytes and width >= MIN_SHUFFLED_BYTES:
+            lookups = vectors * gathers * -(-width // SHUFFLED_BYTES)
+            return lookups * SHUFFLES_OF_TABLE * costs.operation_cycles
+        return vectors * width * gathers * costs.gather_cycles
     # without a stride the index has a division; on a whole axis the compiler resolves it
     is_divided = stride is None and _has_innermost(tensor, p)
     is_whole = launch.block[p.vector_axis] >= p.extents[p.vector_axis]

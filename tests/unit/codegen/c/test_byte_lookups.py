@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from dot_specs import spec_with
+from dot_specs import FLAGS, spec_with
 
 import roller_svc
 from roller_svc.frontend.lang import parse
 from roller_svc.hardware import load
 from roller_svc.hardware.detect import probe
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.hardware import Arch, HardwareSpec
 from roller_svc.ir.program import TensorType
 from roller_svc.semantics.interpreter import evaluate
 
-PERMUTING = spec_with(frozenset({"avx512vbmi"}))
+PERMUTING, WIDE = spec_with(frozenset({"avx512vbmi"})), spec_with(frozenset())
 permutes = pytest.mark.skipif("avx512vbmi" not in probe().flags, reason="the CPU at hand has no such instructions")
+NARROW = replace(load("cpu-x86-avx2"), vector_bytes=16, arch=Arch("x86-64-v", 2), isa=())
 SOURCE = """a[n] = t[x[n]] where n in {width}; b[n] = s[x[n].cast(uint8)] where n in {width};
 c[n] = s[z[n].cast(uint8)] where n in {width};
 d[n] = t[(f[n] * 3).cast(uint8)].cast(float32) * 2 where n in {width};
 e[n] = s[t[x[n]]].when(n >= 3, 9) where n in {width};
 g[n] = v[x[n]] where n in {width}"""
+is_wide = pytest.mark.skipif(not probe().flags >= FLAGS, reason="the CPU at hand has no AVX-512")
 
 
-@pytest.mark.parametrize("hw", [pytest.param(PERMUTING, marks=permutes), load("cpu-x86-avx2")])
+@pytest.mark.parametrize(
+    "hw", [pytest.param(PERMUTING, marks=permutes), pytest.param(WIDE, marks=is_wide), load("cpu-x86-avx2"), NARROW]
+)
 @pytest.mark.parametrize("width", [31, 1100])
 def test_lookups_have_the_values_of_the_interpreter(width: int, hw: HardwareSpec) -> None:
     rng = np.random.default_rng(width)

@@ -79,6 +79,19 @@ def test_mixed_layouts_are_estimated_only_where_they_may_pay() -> None:
     assert len(set(costs.stored) - before) == 3  # the first node, the last one, and the equal ones between
 
 
+def test_the_better_layout_of_all_images_is_taken_without_estimates_of_mixed_ones() -> None:
+    builder, _ = builder_of()
+    y = add_input(builder, "x", 1, 64, 14, 14)
+    for seed in range(4):
+        y = builder.call("depthwise_conv2d", [y, add_random(builder, seed, 64, 1, 3, 3)], padding=1)
+    costs = CostTable(CPU)
+    graph = fuse_operators(builder.finish([("y", y)]), costs)
+    before = set(costs.stored)
+    after = choose_layouts(graph, costs)
+    assert {node.output_types[0].shape for node in after.nodes[:-1]} == {(1, 14, 14, 64)}
+    assert len(set(costs.stored) - before) == 3  # the first node, the last one, and the equal ones between
+
+
 def test_inputs_outputs_views_and_copy_free_concatenations_stay() -> None:
     builder, weights = builder_of()
     x = add_input(builder, "x", 1, 32, 7, 7)

@@ -157,7 +157,7 @@ def test_products_that_stay_floats(why: str) -> None:
     )
     first = builder.call("dequantize_linear", [x, scale, add_number(builder, 3, U8)])
     graph = builder.finish([("y", builder.call("matmul", [first, second]))])
-    after = rewritten(graph, weights, load("cpu-x86-avx2") if why == "no unit" else BYTES_SPEC)
+    after = rewritten(graph, weights, load("cpu-x86-avx512") if why == "no unit" else BYTES_SPEC)
     assert sums_of(after) == ["float32"]
 
 

@@ -10,7 +10,7 @@ from itertools import product
 import ml_dtypes
 import numpy as np
 import pytest
-from dot_specs import DOTS, machine, runs, spec_with
+from dot_specs import DOTS, PAIRS_SPEC, VEX_SPEC, machine, runs, runs_bytes, spec_with
 from sampling import every
 
 from roller_svc import hardware
@@ -40,7 +40,9 @@ from roller_svc.toolchain import compile_source
 Tiles = tuple[int, int, int, int, int]  # mr, nr, mc, nc, kc
 Arrays = dict[str, np.ndarray]
 SPEC = spec_with(DOTS)
-UNITS = {unit.name: unit for unit in SPEC.units}
+UNITS = {unit.name: unit for unit in (*PAIRS_SPEC.units, *SPEC.units)}
+SPECS = {"dot_i16": PAIRS_SPEC}  # of units that SPEC does not have
+INSTRUCTIONS = {"dot_i8": "vpdpbusd ", "dot_bf16": "vdpbf16ps ", "dot_i16": "pmaddwd256"}
 
 
 def program_of(text: str, **inputs: tuple[str, tuple[int, ...]]) -> TensorProgram:
@@ -89,14 +91,14 @@ def tiled(group: KernelGroup, unit: str, tiles: Tiles) -> RProgram:
 
 def run(program: TensorProgram, unit: str, arrays: Arrays, tiles: Tiles | None = None) -> Arrays:
     """The results in those tiles; None: the first that the model has for the unit."""
-    group = group_of(program)
+    group, spec = group_of(program), SPECS.get(unit, SPEC)
     if tiles is None:
-        candidate = rank(group, SPEC, UNITS[unit], 1)[0][0]
+        candidate = rank(group, spec, UNITS[unit], 1)[0][0]
     else:
         chosen = tiled(group, unit, tiles)
-        candidate = Candidate(chosen, model_of(group, chosen, SPEC).estimate(chosen))
-    source = emit_plan(Plan((candidate,)), program, (group,), SPEC)
-    assert "vpdpbusd " in source.text or "vdpbf16ps " in source.text
+        candidate = Candidate(chosen, model_of(group, chosen, spec).estimate(chosen))
+    source = emit_plan(Plan((candidate,)), program, (group,), spec)
+    assert INSTRUCTIONS[unit] in source.text
     return CpuModule(compile_source(source)).run(arrays)
 
 
@@ -119,9 +121,36 @@ def test_units_follow_from_the_flags_of_the_cpu() -> None:
     assert [u.name for u in spec_with(frozenset({"avx512_vnni"})).units if u.kind is UnitKind.DOT] == ["dot_i8"]
 
 
-def test_avx2_has_no_dot_product_unit() -> None:
-    narrow = adapt_to_machine(hardware.load("cpu-x86-avx2"), machine(frozenset({"avx", "avx2", "fma", "avx_vnni"})))
-    assert all(unit.kind is UnitKind.VECTOR for unit in narrow.units)
+@pytest.mark.parametrize(
+    ("flags", "shapes"),
+    [
+        ({"avx", "avx2", "fma", "avx_vnni"}, {"dot_i16": (2, 8), "dot_i8": (4, 8)}),
+        ({"avx", "avx2", "fma"}, {"dot_i16": (2, 8)}),
+        ({"sse4_2"}, {"dot_i16": (2, 4)}),
+    ],
+)
+def test_narrow_vectors_multiply_pairs(flags: set[str], shapes: dict[str, tuple[int, int]]) -> None:
+    narrow = adapt_to_machine(PAIRS_SPEC, machine(frozenset(flags)))
+    dots = {unit.name: unit for unit in narrow.units if unit.kind is UnitKind.DOT}
+    assert {name: unit.shape for name, unit in dots.items()} == shapes
+    ratio = UNITS["dot_i16"].flops_per_s / PAIRS_SPEC.unit_for(DType.FLOAT32).flops_per_s
+    assert dots["dot_i16"].flops_per_s == pytest.approx(ratio * narrow.unit_for(DType.FLOAT32).flops_per_s)
+
+
+@runs_bytes
+def test_avx_vnni_has_the_instruction_in_its_own_encoding() -> None:
+    """Its text is compiled; with the encoding of AVX-512, which has the same operation, it runs."""
+    program = product_of((21, 40, 71), ("uint8", "int8"))
+    (group,) = partition(program, VEX_SPEC)
+    unit = next(unit for unit in VEX_SPEC.units if unit.name == "dot_i8")
+    source = emit_plan(Plan((rank(group, VEX_SPEC, unit, 1)[0][0],)), program, (group,), VEX_SPEC)
+    assert "%{vex%} vpdpbusd " in source.text
+    assert "-mavxvnni" in source.options
+    compile_source(source)
+    options = tuple(option for option in source.options if option != "-mavxvnni")
+    wide = replace(source, text=source.text.replace("%{vex%} vpdpbusd", "vpdpbusd"), options=options)
+    arrays = all_values(program)
+    assert agrees(program, CpuModule(compile_source(wide)).run(arrays), evaluate(program, arrays)).ok
 
 
 def test_a_spec_with_such_units_is_read_as_it_was_written() -> None:
@@ -240,6 +269,45 @@ def test_bytes_are_exact_in_every_layout(types: tuple[str, str], layout: str) ->
     check(product_of((37, 45, 140), types, layout), "dot_i8", tiles=(9, 48, 18, 48, 140))
 
 
+@pytest.mark.parametrize(("types", "layout"), every(3, product([*BYTES, ("int16", "int8")], ["mk kn", "mk nk", "km kn", "km nk"])))
+def test_pairs_are_exact_in_every_layout(types: tuple[str, str], layout: str) -> None:
+    """Bytes of either sign are int16, and int16 themselves wrap as int32."""
+    check(product_of((37, 45, 139), types, layout), "dot_i16", tiles=(5, 16, 20, 64, 72))
+    check(product_of((37, 45, 140), types, layout), "dot_i16", tiles=(6, 16, 18, 48, 140))
+
+
+@pytest.mark.parametrize("types", [*BYTES, ("int16", "int16")])
+def test_sums_of_pairs_wrap(types: tuple[str, str]) -> None:
+    """The two products of a pair of the least int16 add up to 2^31."""
+    program = product_of((4, 16, 140_001), types)
+    largest = {"int8": -128, "uint8": 255, "int16": -(1 << 15)}
+    arrays = {name: np.full(type_.shape, largest[type_.dtype.value], type_.dtype.value) for name, type_ in program.inputs}
+    check(program, "dot_i16", arrays)
+
+
+@pytest.mark.parametrize("unit", [pytest.param("dot_i8", marks=runs), "dot_i16"])
+@pytest.mark.parametrize(
+    ("text", "inputs"),
+    [
+        ("C[b, m, n] +=! A[b, m, k].cast(`int32`) * B[b, n, k].cast(`int32`)",
+         {"A": ("int8", (3, 10, 68)), "B": ("int8", (3, 33, 68))}),
+        ("C[m, n] +=! A[m + k - 2].when([m + k >= 2, m + k < 42], const(0).cast(`int8`)).cast(`int32`) *"
+         " B[k, n].cast(`int32`) where m in 40", {"A": ("int8", (40,)), "B": ("uint8", (5, 20))}),
+        ("C[m, n] +=! A[at[m], k].cast(`int32`) * B[k, n].cast(`int32`)",
+         {"A": ("uint8", (256, 9)), "B": ("int8", (9, 20)), "at": ("uint8", (13,))}),
+        ("C[m, n] +=! A[m, i, j].cast(`int32`) * B[j, n, i].cast(`int32`)",
+         {"A": ("int8", (7, 5, 6)), "B": ("int8", (6, 20, 5))}),
+        ("s[m, n] +=! A[m, k].cast(`int32`) * B[n, k].cast(`int32`); Y[m, n] = (s[m, n].cast(`float32`) * scale[n]"
+         " + bias[n]).call(`relu`)",
+         {"A": ("int8", (21, 72)), "B": ("int8", (50, 72)), "scale": ("float32", (50,)), "bias": ("float32", (50,))}),
+        ("C[m, n] +=! A[m, k].cast(`uint8`).cast(`int32`) * B[n, k].cast(`int32`)",
+         {"A": ("int8", (9, 70)), "B": ("int8", (50, 70))}),
+    ],
+)  # fmt: skip
+def test_batches_epilogues_guards_and_tables(unit: str, text: str, inputs: dict[str, tuple[str, tuple[int, ...]]]) -> None:
+    check(program_of(text, **inputs), unit)
+
+
 @runs
 @pytest.mark.parametrize("layout", ["mk kn", "mk nk", "km kn", "km nk"])
 def test_bfloat16_is_within_bounds_in_every_layout(layout: str) -> None:
@@ -253,6 +321,7 @@ def test_bfloat16_is_within_bounds_in_every_layout(layout: str) -> None:
 def test_short_sums(depth: int) -> None:
     for types in BYTES:
         check(product_of((9, 17, depth), types), "dot_i8", tiles=(2, 16, 10, 32, depth))
+    check(product_of((9, 17, depth), ("uint8", "int8")), "dot_i16", tiles=(2, 16, 10, 32, depth))
     check(product_of((9, 17, depth), ("bfloat16", "bfloat16")), "dot_bf16", tiles=(2, 16, 10, 32, depth))
 
 
@@ -270,31 +339,6 @@ def test_sums_wrap(types: tuple[str, str]) -> None:
 @runs
 def test_products_of_bytes_that_wrap_as_bytes() -> None:
     program = program_of("C[m, n] +=! A[m, k] * B[k, n]", A=("int8", (9, 30)), B=("int8", (30, 20)))
-    check(program, "dot_i8")
-
-
-@runs
-def test_batches_epilogues_guards_and_tables() -> None:
-    batched = "C[b, m, n] +=! A[b, m, k].cast(`int32`) * B[b, n, k].cast(`int32`)"
-    check(program_of(batched, A=("int8", (3, 10, 68)), B=("int8", (3, 33, 68))), "dot_i8")
-    padded = (
-        "C[m, n] +=! A[m + k - 2].when([m + k >= 2, m + k < 42], const(0).cast(`int8`)).cast(`int32`) *"
-        " B[k, n].cast(`int32`) where m in 40"
-    )
-    check(program_of(padded, A=("int8", (40,)), B=("uint8", (5, 20))), "dot_i8")
-    looked_up = "C[m, n] +=! A[at[m], k].cast(`int32`) * B[k, n].cast(`int32`)"
-    check(program_of(looked_up, A=("uint8", (256, 9)), B=("int8", (9, 20)), at=("uint8", (13,))), "dot_i8")
-    two = "C[m, n] +=! A[m, i, j].cast(`int32`) * B[j, n, i].cast(`int32`)"
-    check(program_of(two, A=("int8", (7, 5, 6)), B=("int8", (6, 20, 5))), "dot_i8")
-
-
-@runs
-def test_sums_behind_an_epilogue() -> None:
-    text = (
-        "s[m, n] +=! A[m, k].cast(`int32`) * B[n, k].cast(`int32`); Y[m, n] = (s[m, n].cast(`float32`) * scale[n]"
-        " + bias[n]).call(`relu`)"
-    )
-    program = program_of(text, A=("int8", (21, 72)), B=("int8", (50, 72)), scale=("float32", (50,)), bias=("float32", (50,)))
     check(program, "dot_i8")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dot_specs import BF16_SPEC, BYTES_SPEC, DOT, runs_bytes
+from dot_specs import BF16_SPEC, BYTES_SPEC, DOT, PAIRS, PAIRS_SPEC, runs_bytes
 from sampling import every
 
 from roller_svc.compiler.lower_and_emit import emit_plan
@@ -15,6 +15,7 @@ from roller_svc.families.cpu.convolution.word_view import word_spaces
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import TileSpace
+from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.runtime.cpu import CpuModule
@@ -51,29 +52,48 @@ def program_of(text: str, shapes: dict[str, tuple[int, ...]], types: dict[str, s
     return parse(text, {name: TensorType(DType(known[name]), shape) for name, shape in shapes.items()}, ("y",))
 
 
-def spaces_of(program: TensorProgram) -> tuple[TileSpace, ...]:
-    group = partition(program, BYTES_SPEC)[-1]
-    return word_spaces(group, DOT, convolution_spaces(group, DOT.shape[-1]))
+def spaces_of(program: TensorProgram, hw: HardwareSpec = BYTES_SPEC) -> tuple[TileSpace, ...]:
+    group, unit = partition(program, hw)[-1], DOT if hw is BYTES_SPEC else PAIRS
+    return word_spaces(group, unit, convolution_spaces(group, unit.shape[-1]))
 
 
-@runs_bytes
-@pytest.mark.parametrize("name", every(2, CASES))
-def test_kernels_match_the_interpreter(name: str) -> None:
-    program = program_of(*CASES[name])
-    groups = partition(program, BYTES_SPEC)
+def check_kernels(program: TensorProgram, hw: HardwareSpec, instruction: str) -> None:
+    """Kernels with vectors along filters and along pixels match the interpreter."""
+    groups = partition(program, hw)
     (group,) = groups
     arrays = random_inputs(program, seed=1)
     wanted = evaluate(program, arrays)
-    ranked, _ = rank_units(group, BYTES_SPEC, 200)
-    spaces = spaces_of(program)
+    ranked, _ = rank_units(group, hw, 200)
+    spaces = spaces_of(program, hw)
     assert spaces, "the program is not seen as a convolution of words"
     for space in spaces:
         tiles = [c for c in ranked if c.program.space == space]
         assert tiles, f"no tiles with vectors along {space.vector_axis}"
         for candidate in (tiles[0], tiles[-1]):
-            source = emit_plan(Plan((candidate,)), program, groups, BYTES_SPEC)
-            assert "vpdpbusd " in source.text
+            source = emit_plan(Plan((candidate,)), program, groups, hw)
+            assert instruction in source.text
             assert agrees(program, CpuModule(compile_source(source)).run(arrays), wanted).ok, candidate.program
+
+
+@runs_bytes
+@pytest.mark.parametrize("name", every(2, CASES))
+def test_kernels_match_the_interpreter(name: str) -> None:
+    check_kernels(program_of(*CASES[name]), BYTES_SPEC, "vpdpbusd ")
+
+
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [
+        ("planes, zero point around", {}),
+        ("channels last, zero point around", {"w": "uint8"}),
+        ("dilated, one dimension", {"x": "int8"}),
+        ("quantized image", {}),
+    ],
+)
+def test_pairs_of_channels_match_the_interpreter(name: str, types: dict[str, str]) -> None:
+    """Words of two int16 take bytes of any signs, and a negative element around the image."""
+    text, shapes = CASES[name]
+    check_kernels(program_of(text.replace(", 3)", ", -3)"), shapes, types), PAIRS_SPEC, "pmaddwd256")
 
 
 def test_words_with_channels_last_are_loaded_in_vectors() -> None:
