@@ -60,6 +60,7 @@ PREFIXES_OF = {
 }
 MATRIX_KINDS = (UnitKind.MMA, UnitKind.WGMMA, UnitKind.MFMA, UnitKind.AMP)
 _EXTENTS_OF = dict.fromkeys(MATRIX_KINDS, 3) | {UnitKind.DOT: 2}
+WORD_BITS = 32  # of a dot unit's sums, and of the elements that are multiplied for one of them
 MAX_PATTERNS = 256  # each is matched against every field
 _SCOPE_DEPTH = {Scope.DEVICE: 0, Scope.CORE: 1, Scope.THREAD: 2}
 _MAX_SCOPE_BYTES = {Scope.DEVICE: 1 << 50, Scope.CORE: 1 << 34, Scope.THREAD: 1 << 20}
@@ -263,6 +264,8 @@ def _units(spec: SpecModel) -> list[Problem]:
         if len(unit.shape) != _EXTENTS_OF.get(UnitKind(unit.kind), 1):
             expected = "must be [m, n, k] for a matrix unit, [k, lanes] for dot, [lanes] for fma and vector"
             problems.append((f"{path}.shape", expected))
+        elif unit.kind == UnitKind.DOT.value:
+            problems += _dot_unit(path, unit, spec.vector_bytes)
         if unit.max_shape and (
             len(unit.max_shape) != len(unit.shape)
             or any(most % least for most, least in zip(unit.max_shape, unit.shape, strict=True))
@@ -272,6 +275,17 @@ def _units(spec: SpecModel) -> list[Problem]:
     if not any(UnitKind(unit.kind) in (UnitKind.FMA, UnitKind.VECTOR) for unit in spec.units):
         problems.append(("units", "must hold an fma or vector unit"))
     return problems
+
+
+def _dot_unit(path: str, unit: UnitModel, vector_bytes: int) -> list[Problem]:
+    """Check that a dot unit multiplies whole vectors of words, each with k elements."""
+    k, lanes = unit.shape
+    element = dtype_named(unit.in_dtype)
+    if element is None or k * element.bits != WORD_BITS:
+        return [(f"{path}.shape", f"must have {WORD_BITS} bits of {unit.in_dtype} in k")]
+    if lanes * WORD_BITS != vector_bytes * 8:
+        return [(f"{path}.shape", f"must have the {vector_bytes * 8 // WORD_BITS} lanes of a vector of {vector_bytes} bytes")]
+    return []
 
 
 def _below_peak(path: str, field: str, achievable: float, peak: float | None) -> list[Problem]:

@@ -22,7 +22,7 @@ from roller_svc.errors import ArgumentError, LaunchError, SpecError
 from roller_svc.hardware import catalog
 from roller_svc.ir import canonical
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.hardware import HardwareSpec, Measured
+from roller_svc.ir.hardware import HardwareSpec, Measured, UnitKind
 from roller_svc.perf.machine import prepare_machine
 from roller_svc.settings import Settings
 
@@ -381,7 +381,8 @@ def test_local_can_be_a_calibrated_spec(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(catalog, "_local", catalog._local.__wrapped__)
     file.write_text(hardware.to_yaml(spec))
     assert hardware.load("local") == spec
-    others = [replace(spec, name="another CPU"), replace(spec, vector_bytes=spec.vector_bytes // 2)]
+    plain = tuple(unit for unit in spec.units if unit.kind is not UnitKind.DOT)  # which have whole vectors
+    others = [replace(spec, name="another CPU"), replace(spec, vector_bytes=spec.vector_bytes // 2, units=plain)]
     for other in (*others, *([replace(spec, num_cores=spec.num_cores - 1)] if spec.num_cores > 1 else [])):
         file.write_text(hardware.to_yaml(other))
         with pytest.raises(ArgumentError, match="ROLLER_LOCAL_SPEC") as refused:

@@ -272,6 +272,20 @@ def test_inconsistent_parts_are_rejected(part: str, index: int, changes: dict[st
 
 
 @pytest.mark.parametrize(
+    ("shape", "complaint"),
+    [([2, 4], "must have the 8 lanes of a vector of 32 bytes"), ([4, 8], "must have 32 bits of int16 in k"), ([2, 8], "")],
+)
+def test_dot_units_have_whole_vectors_of_words(shape: list[int], complaint: str) -> None:
+    data = yaml.safe_load(hardware.to_yaml(hardware.load("cpu-x86-avx2")))
+    (unit,) = (each for each in data["units"] if each["kind"] == "dot")
+    unit["shape"] = shape
+    if complaint:
+        assert f".shape: {complaint}" in refusal(data)
+    else:
+        hardware.from_mapping(data, "spec.json")
+
+
+@pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("", "a spec is a mapping"),
