@@ -468,12 +468,12 @@ class Model:
 
     @property
     def schedule(self) -> dict[str, Any] | None:
-        """The launches with what checks of edited programs need (`POST /v1/plans:check`), by bucket; None if vEUs execute none.
+        """Return the schedules that `POST /v1/plans:check` reads, one for each bucket; None if vEUs execute none.
 
         Raises ArgumentError as `story` does.
         """
-        buckets = [_scheduled(variant) for variant in self._variants]
-        return None if buckets == [None] * len(buckets) else {"buckets": [each and to_json(each) for each in buckets]}
+        schedules = [_scheduled(variant) for variant in self._variants]
+        return None if schedules == [None] * len(schedules) else {"buckets": [each and to_json(each) for each in schedules]}
 
     def save(self, folder: str | os.PathLike[str], launcher: str | Iterable[str] = ()) -> Path:
         """Write the shared object, its C header, the weights and metadata.json, which suffice to run the model.

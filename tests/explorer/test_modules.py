@@ -15,11 +15,13 @@ from roller_svc import hardware
 
 pytestmark = [pytest.mark.needs("node")]
 
+ADDRESS = "http://127.0.0.1:8000/"  # of the page
+
 
 def call(module: str, function: str, *arguments: Any) -> Any:
     """Return what a function of a module returns."""
     program = (
-        f"import {{ {function} }} from '{(SOURCE / module).as_uri()}';"
+        f"globalThis.location = new URL('{ADDRESS}'); import {{ {function} }} from '{(SOURCE / module).as_uri()}';"
         f"console.log(JSON.stringify({function}(...JSON.parse(process.argv[1])) ?? null));"
     )
     return run_node(program, json.dumps(arguments))
@@ -72,7 +74,9 @@ def test_figures_of_all_launches_are_compared() -> None:
 def test_code_that_compiles_has_the_options_of_the_request() -> None:
     options = {"tiles": {"split_k": 2}, "strict": True, "family": None, "constants": ["w"]}
     body = {"expression": "y[i] = x[i]", "inputs": {"x": {"dtype": "float32", "shape": [4]}}, "target": "t", "outputs": ["y"]}
-    code = call("launch.js", "launchCodes", body | {"options": options}, None)["python"]
+    codes = call("launch.js", "launchCodes", body | {"options": options}, None)
+    code = codes["python"]
+    assert f'"{ADDRESS}v1/kernels:compile"' in codes["curl"]
     for line in ('outputs=["y"],', 'tiles={"split_k": 2},', "strict=True,", "family=None,", 'constants=["w"],'):
         assert f"    {line}\n" in code
 

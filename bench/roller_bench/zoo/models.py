@@ -369,17 +369,23 @@ def build(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...], list[str], li
     return module.eval(), tuple(inputs.values()), list(inputs), ["y"]
 
 
+def export(
+    module: nn.Module, inputs: tuple[torch.Tensor, ...], input_names: list[str], output_names: list[str], path: Path
+) -> None:
+    """Write a module as an ONNX file."""
+    torch.backends.mha.set_fastpath_enabled(False)  # its operator has no ONNX form
+    with torch.no_grad():
+        torch.onnx.export(
+            module, inputs, str(path), input_names=input_names, output_names=output_names, opset_version=OPSET, dynamo=False
+        )
+
+
 def write_models(folder: Path, names: Sequence[str]) -> None:
     """Write models, each as NAME.onnx."""
     folder.mkdir(parents=True, exist_ok=True)
-    torch.backends.mha.set_fastpath_enabled(False)  # its operator has no ONNX form
     for name in names:
-        module, inputs, input_names, output_names = build(name)
         path = folder / f"{name}.onnx"
-        with torch.no_grad():
-            torch.onnx.export(
-                module, inputs, str(path), input_names=input_names, output_names=output_names, opset_version=OPSET, dynamo=False
-            )
+        export(*build(name), path)
         print(f"{path}: {path.stat().st_size} bytes", flush=True)
 
 

@@ -1,7 +1,8 @@
 """Static quantization of a model by onnxruntime's tool, as a process: python -m roller_bench.zoo.quantize FILE TARGET.
 
-Activations become uint8, weights int8 with a scale of each channel, between QuantizeLinear and DequantizeLinear. Random
-inputs decide the ranges, on which times do not depend.
+Activations become uint8, weights int8 with a scale of each channel. They stand between QuantizeLinear and
+DequantizeLinear (`qdq`), or are operands of quantized operators (`qoperator`). Random inputs decide the ranges, on
+which times do not depend.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
 
 CALLS = 4  # whose values decide the ranges
+QDQ = "qdq"
+FORMATS = {QDQ: "QDQ", "qoperator": "QOperator"}  # with the names that onnxruntime has for them
 
 
 class RandomInputs:
@@ -31,8 +34,8 @@ class RandomInputs:
         return next(self._calls, None)
 
 
-def quantize(file: str, target: str) -> None:
-    """Write the quantized model of a file."""
+def quantize(file: str, target: str, form: str = QDQ) -> None:
+    """Write the quantized model of a file, in a form of FORMATS."""
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -43,7 +46,7 @@ def quantize(file: str, target: str) -> None:
             prepared,
             target,
             RandomInputs(file),
-            quant_format=QuantFormat.QDQ,
+            quant_format=QuantFormat[FORMATS[form]],
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,

@@ -40,5 +40,7 @@ def gather_cycles(p: Workload[Any], axis: int) -> float:
 
     Neighbours along the axis that are apart in memory are loaded one by one, as where an operand has another layout.
     """
-    apart = sum(axis in tensor.axes and tensor.strides.get(axis) != 1 for tensor in p.epilogue.tensors)
+    # scales of runs of k are packed
+    read = [t for t in p.epilogue.tensors if p.space.scale_runs is None or not t.varies_with_reduction]
+    apart = sum(axis in tensor.axes and tensor.strides.get(axis) != 1 for tensor in read)
     return p.machine.costs.loops.gather_cycles * apart

@@ -326,7 +326,7 @@ def _store(p: Workload[ContractionFacts], s: _Sizes) -> float:
         each = across * costs.scatter_cycles * s.columns + (1 - across) * each
     # scales of runs of k are packed
     tensors = sum(p.space.scale_runs is None or not tensor.varies_with_reduction for tensor in p.epilogue.tensors)
-    gathers = gather_cycles(p, p.n)
+    gathers = 0.0 if p.n is None else gather_cycles(p, p.n)
     if tensors > 1 or gathers or count_members(p, p.n) > 1 or count_members(p, p.m) > 1:
         return s.rows * (each * max(1, tensors) + gathers * s.columns)
     edge = s.columns % s.plan.nr
