@@ -585,8 +585,9 @@ class Model:
         tensors = [f"{each.name}: {each.dtype}{list(each.shape)}" for each in (*self.inputs, *self.states, *self.outputs)]
         slowest = sorted(self.estimate.stages, key=lambda stage: -stage.seconds)[:SHOWN_KERNELS]
         kernels = [f"{format_seconds(stage.seconds)} {stage.name[:19]}" for stage in slowest]
-        headline = f"for {self.target}: {format_seconds(self.estimate.seconds)} a call, {len(self.estimate.stages)} kernels"
-        drawing = draw_timeline(_tell(self._variants[0])) if self.has_story else ""
+        story = _tell(self._variants[0]) if self.has_story else None
+        seconds, drawing = (self.estimate.seconds, "") if story is None else (story.seconds, draw_timeline(story))
+        headline = f"for {self.target}: {format_seconds(seconds)} a call, {len(self.estimate.stages)} kernels"
         return make_card(self.name, headline, [", ".join(tensors), *kernels, f"digest {self.digest}"], drawing)
 
     def __repr__(self) -> str:

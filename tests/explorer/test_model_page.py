@@ -206,6 +206,13 @@ def test_a_link_has_the_bucket_that_its_operator_is_of(explorer: Explorer) -> No
     assert again.get_by_test_id("node").count() == 0
 
 
+IS_DRAWN_TO_SCALE = """() => {
+  const drawing = document.querySelector('[data-testid=timeline]');
+  return drawing.height === Math.round(drawing.clientHeight * devicePixelRatio);
+}"""
+FRAME = """() => document.querySelector('[data-testid=timeline]').toDataURL()"""
+
+
 def test_a_profile_is_shown_beside_the_prediction(explorer: Explorer) -> None:
     story = make_story(3)
     page = explorer.open(MODEL_PATH, prepare=lambda page: answer_story(page, story))
@@ -219,6 +226,11 @@ def test_a_profile_is_shown_beside_the_prediction(explorer: Explorer) -> None:
     page.locator("[data-testid=operators] button").first.click()
     assert "predicted are 20 % low" in page.get_by_test_id("node").text_content()
     assert page.get_by_test_id("timeline").bounding_box()["height"] > 1.5 * rows
+    page.wait_for_function(IS_DRAWN_TO_SCALE)
+    marked = page.evaluate(FRAME)
+    page.get_by_role("button", name="clear").click()
+    page.wait_for_function(f"async (before) => await ({FRAME})() !== before", arg=marked)
+    page.wait_for_function(IS_DRAWN_TO_SCALE)
     page.get_by_role("button", name="without").click()
     assert page.get_by_test_id("measured").count() == 0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from model_stories import make_story
+from model_stories import make_plan, make_profile, make_slower, make_story
 from waiting import PATIENCE_S
 
 ESTIMATE = "[data-testid=estimate]"
@@ -197,7 +197,49 @@ def pick_and_zoom(page: Any) -> None:
         page.keyboard.press(key)
 
 
-MODEL_PATH = "/m/sha256:" + "a" * 64
+def show_profile(page: Any) -> None:
+    """Show a profile beside the prediction, and choose an operator."""
+    profile = json.dumps(make_profile(make_story(40), 1.25)).encode()
+    page.get_by_test_id("profile").set_input_files({"name": "profile.json", "mimeType": "application/json", "buffer": profile})
+    page.wait_for_selector("[data-testid=measured]")
+    page.locator("[data-testid=operators] button").nth(1).click()
+    page.get_by_test_id("timeline").scroll_into_view_if_needed()
+
+
+def answer_two_plans(page: Any) -> None:
+    """Have a page get the story of a model, and a slower one with more memory of the other digest."""
+    answer_story(page, make_story(40))
+    other = make_slower(make_story(40), 1.5) | {"arena_bytes": 1 << 20}
+    page.route(f"**/v1/models/*{OTHER_MODEL[-64:]}/story", lambda route: route.fulfill(json=other))
+
+
+def compare_plans(page: Any) -> None:
+    page.get_by_test_id("compare").fill(OTHER_MODEL)
+    page.get_by_test_id("compare").press("Enter")
+    page.wait_for_selector("[data-testid=plan-differences]")
+    page.get_by_test_id("plan-differences").scroll_into_view_if_needed()
+
+
+def answer_edits(page: Any) -> None:
+    """Have a page get a model's story and plan, and a slower estimate of each edited plan."""
+    story = make_story(40)
+    answer_story(page, story)
+    page.route("**/v1/models/*/plan", lambda route: route.fulfill(json=make_plan(story)))
+    slower = make_slower(story, 1.1)
+    checked = {"seconds": slower["seconds"], "instructions": slower["instructions"]}
+    page.route("**/v1/plans:check", lambda route: route.fulfill(json=checked))
+
+
+def edit_plan(page: Any) -> None:
+    """Choose an operator, and have its core execute it later."""
+    page.locator("[data-testid=operators] button").nth(1).click()
+    page.get_by_test_id("edit").click()
+    page.get_by_test_id("edit-panel").get_by_role("button", name="later").click()
+    page.wait_for_selector("[data-testid=edited]")
+    page.get_by_test_id("edited").scroll_into_view_if_needed()
+
+
+MODEL_PATH, OTHER_MODEL = "/m/sha256:" + "a" * 64, "sha256:" + "b" * 64
 STATES = (
     State("verdict", GEMM_LINK),
     State("error", GEMM_LINK, type_error),
@@ -214,6 +256,9 @@ STATES = (
     State("open-model", "/m", ready="[data-testid=model-file]"),
     State("model", MODEL_PATH, prepare=lambda page: answer_story(page, make_story(40))),
     State("operator", MODEL_PATH, pick_and_zoom, prepare=lambda page: answer_story(page, make_story(40))),
+    State("profile", MODEL_PATH, show_profile, prepare=lambda page: answer_story(page, make_story(40))),
+    State("two-plans", MODEL_PATH, compare_plans, prepare=answer_two_plans),
+    State("edited-plan", MODEL_PATH, edit_plan, prepare=answer_edits),
     State(
         "farm",
         "/farm",

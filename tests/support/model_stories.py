@@ -77,3 +77,18 @@ def make_profile(story: dict[str, Any], slowdown: float) -> dict[str, Any]:
             for each in story["instructions"] if "step" in each
         ]
     }  # fmt: skip
+
+
+def make_plan(story: dict[str, Any]) -> dict[str, Any]:
+    """Return the plan of a story: a launch whose vEUs execute and wait as its instructions do."""
+    programs: list[list[dict[str, Any]]] = [[] for _ in range(story["veus"])]
+    for each in sorted(story["instructions"], key=lambda each: each["order"]):
+        programs[each["veu"]].append({"wait": each["for"]} if "for" in each else {"execute": [each["step"], *each["tasks"]]})
+    steps = [{"node": each["name"]} for each in story["steps"]]
+    return {"steps": [{"steps": steps, "operators": [[number] for number in range(len(steps))], "vdevice": {"programs": programs}}]}
+
+
+def make_slower(story: dict[str, Any], slowdown: float) -> dict[str, Any]:
+    """Return a story all of whose instructions take longer."""
+    instructions = [each | {name: slowdown * each[name] for name in ("start_s", "end_s")} for each in story["instructions"]]
+    return story | {"seconds": slowdown * story["seconds"], "instructions": instructions}

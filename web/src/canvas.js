@@ -16,11 +16,11 @@ export function palette() {
 
 // `draw(context, width, height)` draws in pixels of the page. `events` are listeners of the canvas.
 export function Canvas({ draw, height, label, testid, events = {} }) {
-  const ref = useRef(), current = useRef(draw), frame = useRef(0);
-  current.current = draw;
+  const ref = useRef(), current = useRef(), frame = useRef(0);
+  current.current = { draw, height }; // the observer calls the first `paint`
   const paint = () => {
     frame.current = 0;
-    const canvas = ref.current, width = canvas?.clientWidth;
+    const canvas = ref.current, width = canvas?.clientWidth, { draw, height } = current.current;
     if (!width) return;
     const ratio = devicePixelRatio || 1, context = canvas.getContext('2d');
     if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
@@ -30,7 +30,7 @@ export function Canvas({ draw, height, label, testid, events = {} }) {
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, width, height);
     context.font = `10px ${palette().sans}`;
-    current.current(context, width, height);
+    draw(context, width, height);
   };
   const ask = () => (frame.current ||= requestAnimationFrame(paint));
   useEffect(() => {

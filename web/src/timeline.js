@@ -173,13 +173,13 @@ const MEMORY = gestures((event) => {
 });
 
 export function Timeline() {
-  const { story, numWaits, lanes } = model.value, [a, b] = range.value, end = wholeSeconds();
+  const { story, numWaits, lanes, labels } = model.value, [a, b] = range.value, end = wholeSeconds(), pick = picked.value;
   const whole = a === 0 && b >= end;
   return html`<section class="panel" aria-labelledby="timeline-title">
     <header><h2 id="timeline-title">Who does what when</h2>
       <span class="quiet">${f.plural(story.instructions.length, 'instruction')}${numWaits ? `, hatched: ${f.plural(numWaits, 'wait')}` : ''} · w s zoom, a d move, drag, Ctrl and wheel</span>
       <span class="choices"><button aria-label="earlier" onClick=${() => move(-0.5)}>←</button><button aria-label="later" onClick=${() => move(0.5)}>→</button><button aria-label="zoom in" onClick=${() => zoom(0.5)}>+</button><button aria-label="zoom out" onClick=${() => zoom(2)}>−</button>${!whole && html`<button onClick=${() => (range.value = [0, end])}>all</button>`}</span></header>
-    <${Canvas} draw=${draw} height=${TOP + (lanes.length + (measured.value?.lanes.length ?? 0)) * ROW + 4} testid="timeline" events=${TIMELINE} label=${`${lanes.length > 1 ? `${lanes.length} cores` : 'all cores'} from ${f.time(a)} to ${f.time(b)}`} />
+    <${Canvas} draw=${draw} height=${TOP + (lanes.length + (measured.value?.lanes.length ?? 0)) * ROW + 4} testid="timeline" events=${TIMELINE} label=${`${lanes.length > 1 ? `${lanes.length} cores` : 'all cores'} from ${f.time(a)} to ${f.time(b)}${pick === null ? '' : `, ${labels[pick]} marked`}`} />
     ${edited.value ? html`<p class="quiet">The plan as edited. Where tensors lie is decided when it is compiled.</p>` : html`<h3>Memory between operators: ${f.bytes(story.arena_bytes)} in place of ${f.bytes(story.tensor_bytes)}</h3>
     <${Canvas} draw=${drawArena} height=${ARENA} testid="arena" events=${MEMORY} label=${`${f.plural(story.buffers.length, 'buffer')} in ${f.bytes(story.arena_bytes)}`} />`}
   </section>`;

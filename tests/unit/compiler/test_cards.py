@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
 
 import pytest
+from waiting import PATIENCE_S
 
 import roller_svc
 from roller_svc.compiler.cards import WIDTH, draw_plan, make_card
@@ -91,3 +95,57 @@ def test_error_shows_its_place() -> None:
     text = caught.value._repr_html_()
     check_html(text)
     assert "D[m]" in text
+
+
+GRAPH = {
+    "format": "roller-graph/1",
+    "name": "rows",
+    "inputs": {name: {"dtype": "float32", "shape": [64, 256]} for name in "ab"},
+    "constants": {},
+    "nodes": [
+        {"name": f"of_{name}", "expression": "C[i] +=! exp(A[i, j])", "inputs": {"A": name}, "outputs": {"C": f"rows_{name}"}}
+        for name in "ab"
+    ],
+    "outputs": {name: f"rows_{name}" for name in "ab"},
+}
+CELLS = {
+    "start": "import sys, roller_svc\nchoose = {'select': 'model', 'top_k': 1}",
+    "estimate": f"roller_svc.estimate({MATMUL!r}, {WIDE!r}, 'nvidia-h200-sxm')['nvidia-h200-sxm'][0]",
+    "kernel": "kernel = roller_svc.compile('y[i] = x[i] + 1.0', {'x': ('float32', (64,))}, **choose)\nkernel",
+    "candidate": "kernel.candidates[0]",
+    "model": f"roller_svc.compile_model({GRAPH!r}, 'cpu-x86-avx2', plan='serial', **choose)",
+    "plan": f"roller_svc.compile_model({GRAPH!r}, 'cpu-x86-avx2', plan='rammer', threads=2, **choose)",
+    "fault": "roller_svc.estimate('C[m] = D[m]', {'A': ('float32', (4,))})",
+    "error": "sys.last_value",
+}
+
+
+def run_notebook(cells: dict[str, str], folder: Path) -> dict[str, Any]:
+    """Return the last output of each cell of a notebook, by the cell's name."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    traitlets, _ = pytest.importorskip("traitlets.config"), pytest.importorskip("ipykernel")
+    notebook = nbformat.v4.new_notebook()
+    notebook.cells = [nbformat.v4.new_code_cell(text, id=name) for name, text in cells.items()]
+    sockets = {"transport": "ipc", "ip": str(folder / "socket")}  # another process may take a port that was free
+    limits = {"timeout": PATIENCE_S, "startup_timeout": int(PATIENCE_S), "iopub_timeout": PATIENCE_S}
+    config = traitlets.Config(KernelManager=sockets)
+    client = nbclient.NotebookClient(notebook, kernel_name="python3", allow_errors=True, config=config, **limits)
+    asyncio.run(client.async_execute())
+    return {cell.id: cell.outputs[-1] for cell in notebook.cells if cell.outputs}
+
+
+@pytest.mark.slow
+def test_a_notebook_shows_each_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR", "ROLLER_CACHE"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    outputs = run_notebook(CELLS, tmp_path)
+    assert {name for name, output in outputs.items() if output.output_type == "error"} == {"fault"}
+    assert outputs["fault"].ename == "ExprTypeError"
+    shown = {name: outputs[name].data["text/html"] for name in CELLS if name not in ("start", "fault")}
+    for name, text in shown.items():
+        check_html(text)
+        assert text.count("<svg") == (name != "error")
+    drawn = re.search(r"instructions on 2 cores in ([^\"]+)", shown["plan"])
+    assert drawn is not None
+    assert f": {drawn[1]} a call" in shown["plan"]
+    assert "D[m]" in shown["error"]
