@@ -274,20 +274,23 @@ def _cpu_parts(visits: TreeVisits, statements: Sequence[_Statement], mach: Machi
     """
     tasks = max((each.visit.extent(LoopKind.PARALLEL) for each in statements), default=1)
     threads = min(tasks, mach.cores)
-    shared = [(visit, loop) for visit, loop in visits.loops if loop.kind is LoopKind.PARALLEL and loop.extent > 1]
-    regions = max((visit.times for visit, _ in shared if visit.extent(LoopKind.PARALLEL) == 1), default=1)  # starts
+    regions = [
+        (visit.times, loop.extent)
+        for visit, loop in visits.loops
+        if loop.kind is LoopKind.PARALLEL and loop.extent > 1 and visit.extent(LoopKind.PARALLEL) == 1
+    ]
     share = -(-tasks // mach.cores) / tasks  # of all work, that of the busiest core
     cycles = sum(_cpu_cycles(each, mach) for each in statements)
     loops = sum(visit.times * loop.extent for visit, loop in visits.loops if loop.kind in (LoopKind.SERIAL, LoopKind.PARALLEL))
     cycles += mach.costs.loops.loop_cycles * (loops + sum(branch.times for branch in visits.branches))
-    compute_s = mach.seconds(share * cycles + (mach.costs.task_cycles * regions * tasks / threads if tasks > 1 else 0.0))
+    compute_s = mach.seconds(share * cycles + mach.costs.task_cycles * sum(times * extent for times, extent in regions) / threads)
     moved = _cpu_traffic(statements, mach)
     rates = {level: _cpu_rate(mach, level, threads) for level in moved}
     stages = tuple((level, each / rates[level]) for level, each in moved.items())
     times = [compute_s, *(seconds for _, seconds in stages)]
     body = max(times) + mach.costs.loops.imperfect_overlap * (sum(times) - max(times))
-    starting = regions * launch_overhead_s(mach, tasks)
-    estimate = _estimate(body, (("compute", compute_s), *stages), starting, mach, threads / mach.cores, 1)
+    starting_s = sum(times * launch_overhead_s(mach, extent) for times, extent in regions or [(1, 1)])
+    estimate = _estimate(body, (("compute", compute_s), *stages), starting_s, mach, threads / mach.cores, 1)
     return _Parts(tuple((level, round(each)) for level, each in moved.items()), threads, estimate)
 
 

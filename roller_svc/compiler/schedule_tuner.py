@@ -186,5 +186,6 @@ class _Search:
     def _drop_expensive(self) -> None:
         """Forget proposals that a cheaper one excludes, and sort the others."""
         cheap = [each for each in self._waiting if each.seconds <= self._limit_s]
-        self._unbuilt[EXPENSIVE] += len(self._waiting) - len(cheap)
+        if excluded := len(self._waiting) - len(cheap):
+            self._unbuilt[EXPENSIVE] += excluded
         self._waiting = sorted(cheap, key=lambda each: each.seconds)

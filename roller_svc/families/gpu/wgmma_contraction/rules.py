@@ -91,8 +91,7 @@ def approx_cycles(p: Workload[WgmmaFacts], block: Tile, base: ThreadTile, split_
         rounds = -(-tasks // mach.cores)
         mainloop = steps * max(step.mma, step.shared, step.issue, loads, step.chain)
         alone = through + LONE_WARP_SLOT_CYCLES * issued
-        memory = steps * loads + p.epilogue.total_bytes / tasks / mach.llc_bytes_per_cycle
-        period = max(mainloop, (mainloop + alone) / 2, memory) + IMPERFECT_OVERLAP * alone
+        period = max(mainloop, (mainloop + alone) / 2, steps * step.shared + through) + IMPERFECT_OVERLAP * alone
         return min(whole, max(floor, rounds * period) + step.latency + BOX_LATENCY_CYCLES + alone)
     if split_k > 1:
         return whole + split_k_reduction_cycles(p, split_k * p.outer_points)
