@@ -126,6 +126,7 @@ def test_a_plan_is_edited_checked_and_estimated(explorer: Explorer) -> None:
     executed = {story["steps"][each["step"]]["node"] for each in story["instructions"] if each["kind"] == "execute"}
     reader = min(edge["to"] for edge in story["edges"] if {edge["from"], edge["to"]} <= executed)
     page = explorer.open(f"/m/{built.digest}?node={reader}", ready="[data-testid=edit]")
+    stored = page.get_by_test_id("estimate").text_content()
     page.get_by_test_id("edit").focus()
     page.keyboard.press("Enter")
     panel = page.get_by_test_id("edit-panel")
@@ -140,8 +141,20 @@ def test_a_plan_is_edited_checked_and_estimated(explorer: Explorer) -> None:
     panel.get_by_role("button", name="end").click()
     page.get_by_test_id("edit").click()
     page.locator("[data-testid=operators] button").first.click()
+    page.route("**/v1/plans:check", lambda _: None)  # the service does not answer
+    panel.get_by_role("button", name="to the next core").click()
+    page.wait_for_function("() => /Checking/.test(document.querySelector('[data-testid=edit-panel]').textContent)")
+    panel.get_by_role("button", name="end").click()
+    page.unroute("**/v1/plans:check")
+    page.get_by_test_id("edit").click()
+    assert "Not changed yet" in panel.text_content()
+    explorer.expected.append("503")
+    page.route("**/v1/plans:check", lambda route: route.fulfill(status=503, body="no healthy upstream"), times=1)
     panel.get_by_role("button", name="to the next core").focus()
     page.keyboard.press("Enter")
+    page.get_by_test_id("edit-unanswered").wait_for()
+    assert panel.get_by_role("button", name="copy plan").is_disabled()
+    page.get_by_test_id("edit-again").click()
     page.wait_for_selector("[data-testid=edited], [data-testid=edit-fault]")
     if page.get_by_test_id("edit-fault").count():  # its reader had no wait
         panel.get_by_role("button", name="undo").click()
@@ -149,6 +162,11 @@ def test_a_plan_is_edited_checked_and_estimated(explorer: Explorer) -> None:
     moved = page.get_by_test_id("estimate").text_content()
     assert f"a call takes {moved}" in page.get_by_test_id("edited").text_content()
     assert "edited" in page.get_by_test_id("verdict").text_content()
+    given = {"name": "profile.json", "mimeType": "application/json", "buffer": json.dumps(make_profile(story, 2.0)).encode()}
+    page.get_by_test_id("profile").set_input_files(given)
+    page.get_by_test_id("measured").wait_for()
+    assert f"{stored} predicted are" in page.get_by_test_id("measured").text_content()
+    assert "before it was edited" in page.get_by_test_id("measured").text_content()
     panel.get_by_role("button", name="end").click()
     assert ", edited" not in page.get_by_test_id("verdict").text_content()
 
@@ -220,6 +238,10 @@ def test_a_profile_is_shown_beside_the_prediction(explorer: Explorer) -> None:
     given = {"name": "profile.json", "mimeType": "application/json"}
     page.get_by_test_id("profile").set_input_files(given | {"buffer": json.dumps(make_profile(make_story(2), 1.25)).encode()})
     assert "another plan" in page.get_by_test_id("profile-fault").text_content()
+    damaged = make_profile(story, 1.25)
+    damaged["steps"][0]["veu"] = 200000
+    page.get_by_test_id("profile").set_input_files(given | {"buffer": json.dumps(damaged).encode()})
+    page.wait_for_function("() => /4 cores/.test(document.querySelector('[data-testid=profile-fault]').textContent)")
     page.get_by_test_id("profile").set_input_files(given | {"buffer": json.dumps(make_profile(story, 1.25)).encode()})
     assert "20 % low" in page.get_by_test_id("measured").text_content()
     assert page.locator("[data-testid=operators] tbody tr", has_text="20 % low").count() == 3

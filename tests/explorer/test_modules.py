@@ -200,11 +200,10 @@ const { story, steps } = JSON.parse(process.argv[1]);
 const inner = { ...steps[0], operator: 'inner' }, loop = { name: 'loop', kind: 'loop' };
 const tried = (run) => { try { return run(); } catch (error) { return error.message; } };
 console.log(JSON.stringify([
-  tried(() => matchProfile({ story }, readProfile(JSON.stringify({ steps })))),
-  tried(() => matchProfile({ story }, steps.slice(1))),
-  tried(() => matchProfile({ story }, [...steps, inner])),
-  tried(() => matchProfile({ story: { ...story, steps: [...story.steps, loop] } }, [...steps, inner])),
-  tried(() => readProfile(JSON.stringify({ steps: [{ ...steps[0], veu: 1.5 }] }))),
+  tried(() => matchProfile(story, readProfile(JSON.stringify({ steps })))),
+  tried(() => matchProfile(story, steps.slice(1))),
+  tried(() => matchProfile(story, [...steps, inner])),
+  tried(() => matchProfile({ ...story, steps: [...story.steps, loop] }, [...steps, inner])),
 ]));
 """
 
@@ -213,14 +212,70 @@ def test_a_profile_is_compared_step_by_step() -> None:
     story = make_story(3)
     steps = make_profile(story, 2.0)["steps"]
     program = MEASURED % (SOURCE / "profile.js").as_uri()
-    matched, missing, other, looped, unread = run_node(program, json.dumps({"story": story, "steps": steps}))
+    matched, missing, other, looped = run_node(program, json.dumps({"story": story, "steps": steps}))
     assert matched["seconds"] == pytest.approx([2 * seconds for seconds in matched["predicted"]])
     assert sum(matched["seconds"]) == pytest.approx(sum(each["end_s"] - each["start_s"] for each in steps))
     assert (len(matched["lanes"]), matched["end_s"], matched["others"]) == (4, 2 * story["seconds"], 0)
     assert "of another plan" in missing
     assert "has no step inner" in other
     assert looped["others"] == pytest.approx(steps[0]["end_s"] - steps[0]["start_s"])
-    assert "expected the steps of a profile" in unread
+    assert matched["predicted_s"] == story["seconds"]
+
+
+DAMAGED = """
+import { matchProfile, readProfile } from '%s';
+const { story, steps } = JSON.parse(process.argv[1]), loop = { name: 'loop', kind: 'loop' };
+const looped = { ...story, steps: [...story.steps, loop] };
+const tried = (text) => { try { return matchProfile(looped, readProfile(text)).end_s; } catch (error) { return error.message; } };
+const damage = (part) => JSON.stringify({ steps: [{ ...steps[0], ...part }, ...steps.slice(1)] });
+const inner = Array.from({ length: 150000 }, (_, i) => ({ operator: 'inner', start_s: i, end_s: i + 1, veu: 0 }));
+console.log(JSON.stringify([
+  ['no JSON', 'null', '{"steps": []}', ...[{ veu: 1.5 }, { veu: -1 }, { end_s: -1 }, { operator: null }].map(damage)].map(tried),
+  [4, 200000, 1e300].map((veu) => tried(damage({ veu }))),
+  tried(JSON.stringify({ steps: [...steps, ...inner] })),
+]));
+"""
+
+
+def test_a_damaged_profile_is_refused_before_it_is_drawn() -> None:
+    story = make_story(3)
+    program = DAMAGED % (SOURCE / "profile.js").as_uri()
+    unread, beyond, long = run_node(program, json.dumps({"story": story, "steps": make_profile(story, 2.0)["steps"]}))
+    assert {text[:31] for text in unread} == {"expected the steps of a profile"}
+    assert "a step of core 200000, and this plan has 4 cores" in beyond[1]
+    assert all("this plan has 4 cores" in text for text in beyond)
+    assert long == 150000  # steps of a loop
+
+
+def test_a_prediction_is_compared_with_a_time_that_was_measured() -> None:
+    assert call("profile.js", "sayError", 152e-6, 190e-6) == "152 µs predicted are 20 % low"
+    assert call("profile.js", "sayError", 152e-6, 0) == "152 µs predicted cannot be compared: no time was measured"
+
+
+def test_a_label_is_never_empty() -> None:
+    paths = [["/layer0/MatMul_1", "/layer1/MatMul_2"], ["blocks[0]/conv.3", "a//b"], ["слой1/"]]
+    others = [["<b>b0</b>"], ["/"], ["layer/7"]]
+    program = f"import {{ labelOf }} from '{(SOURCE / 'labels.js').as_uri()}';"
+    program += "console.log(JSON.stringify(JSON.parse(process.argv[1]).map((members) => labelOf({ members }))));"
+    assert run_node(program, json.dumps(paths + others)) == ["MatMul ×2", "conv + b", "слой", "<b>b0</b>", "/", "7"]
+
+
+CHECKED = """
+import { isVerdict, readChecked } from '%s';
+import { readProblem } from '%s';
+const tried = (answer) => { try { return readChecked(answer); } catch (error) { return error.message; } };
+const problems = JSON.parse(process.argv[1]).map(([status, text]) => readProblem({ status, statusText: '' }, text));
+console.log(JSON.stringify([[null, {}, { seconds: 1 }, { seconds: 1, instructions: [] }].map(tried), problems.map(isVerdict)]));
+"""
+
+
+def test_an_answer_that_does_not_judge_a_plan_is_no_verdict() -> None:
+    program = CHECKED % ((SOURCE / "edit.js").as_uri(), (SOURCE / "problem.js").as_uri())
+    text = json.dumps({"detail": "nothing orders them", "code": "a-code"})
+    given = [(422, text), (404, text), (503, text), (429, text), (401, text), (502, "<html>"), (404, "<html>")]
+    answers, verdicts = run_node(program, json.dumps(given))
+    assert answers == ["the answer has no seconds and instructions"] * 3 + [{"seconds": 1, "instructions": []}]
+    assert verdicts == [True, True, False, False, False, False, False]
 
 
 DIFFERENCE = """
@@ -249,3 +304,27 @@ def test_differences_of_two_plans_add_up_to_their_seconds() -> None:
     assert [0, 1] in [row["nodes"][1] for row in found["rows"]]
     assert any(row.get("name") == "idle cores" for row in found["rows"])
     assert "a call" in [name for name, *_ in figures]
+
+
+BUCKETS = """
+import { diffPlans, findStory } from '%s';
+const { story, pairs } = JSON.parse(process.argv[1]), empty = { ...story, nodes: [] };
+const tried = (run) => { try { return run(); } catch (error) { return error.message; } };
+const answerOf = (given) => (given.length === 1 ? { dims: given[0] } : { buckets: given.map((dims) => ({ dims })) });
+console.log(JSON.stringify([
+  pairs.map(([given, dims]) => tried(() => findStory(answerOf(given), dims))),
+  [[empty, empty], [story, empty]].map((stories) => diffPlans(stories).isSameModel),
+]));
+"""
+
+
+def test_two_plans_are_compared_for_the_same_dims() -> None:
+    one, other = {"batch": 1, "rows": 8}, {"rows": 8, "batch": 2}
+    pairs = [([other, one], {"rows": 8, "batch": 1}), ([{}], {}), ([other, {"batch": 1}], one), ([{}], one), ([one], {})]
+    program = BUCKETS % (SOURCE / "plandiff.js").as_uri()
+    found, are_same = run_node(program, json.dumps({"story": make_story(1) | {"instructions": []}, "pairs": pairs}))
+    assert found[:2] == [{"dims": one}, {"dims": {}}]
+    assert "this plan has a bucket of batch = 1, rows = 8, and the other has a bucket of rows = 8, batch = 2" in found[2]
+    assert "and the other has fixed shapes" in found[3]
+    assert "this plan has fixed shapes, and the other has a bucket of batch = 1, rows = 8" in found[4]
+    assert are_same == [True, False]  # two without operators, and one without

@@ -72,7 +72,7 @@ def make_profile(story: dict[str, Any], slowdown: float) -> dict[str, Any]:
     """Return what `roller model profile --json` prints of a plan whose steps take longer than predicted."""
     return {
         "steps": [
-            {"operator": story["steps"][each["step"]]["name"], "kernel": "", "veu": each["veu"],
+            {"operator": story["steps"][each["step"]]["name"], "kernel": "", "veu": each.get("veu", 0),
              **{name: slowdown * each[name] for name in ("start_s", "end_s")}}
             for each in story["instructions"] if "step" in each
         ]

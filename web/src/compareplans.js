@@ -4,15 +4,13 @@ import { useEffect, useState } from 'preact/hooks';
 import { getJson } from './api.js';
 import { DigestForm } from './digestform.js';
 import * as f from './format.js';
-import { compared, labelOf, model, picked } from './modelstate.js';
-import { diffFigures, diffPlans } from './plandiff.js';
+import { labelOf } from './labels.js';
+import { compared, model, picked } from './modelstate.js';
+import { diffFigures, diffPlans, findStory } from './plandiff.js';
 
 const FIRST = 10;
 
-async function readStory(digest, dims) {
-  const answer = await getJson(`/v1/models/${encodeURIComponent(digest)}/story`), stories = answer.buckets ?? [answer];
-  return stories.find((each) => JSON.stringify(each.dims) === JSON.stringify(dims)) ?? stories[0];
-}
+const readStory = async (digest, dims) => findStory(await getJson(`/v1/models/${encodeURIComponent(digest)}/story`), dims);
 
 const signed = (seconds) => (seconds < 0 ? `−${f.time(-seconds)}` : `+${f.time(seconds)}`);
 const labelOfRow = ({ name, nodes }, stories) => name ?? labelOf(nodes[0].length ? stories[0].nodes[nodes[0][0]] : stories[1].nodes[nodes[1][0]]);
@@ -21,8 +19,8 @@ function Difference({ stories }) {
   const [all, setAll] = useState(false), { isSameModel, rows } = diffPlans(stories), [one, other] = stories, figures = diffFigures(stories);
   if (!isSameModel) return html`<p class="bad" role="status">The two have no operator in common: they are plans of different models.</p>`;
   if (!rows.length && !figures.length) return html`<p class="quiet">The two plans take the same times.</p>`;
-  const ratio = other.seconds / one.seconds - 1;
-  return html`<p class="note" data-testid="plan-verdict">A call takes ${f.time(one.seconds)} by this plan and ${f.time(other.seconds)} by the other, ${f.percent(Math.abs(ratio))} ${ratio < 0 ? 'less' : 'more'}. The rows below are shares of a call, and their differences add up to that.</p>
+  const ratio = one.seconds > 0 ? other.seconds / one.seconds - 1 : null;
+  return html`<p class="note" data-testid="plan-verdict">A call takes ${f.time(one.seconds)} by this plan and ${f.time(other.seconds)} by the other${ratio === null ? '' : `, ${f.percent(Math.abs(ratio))} ${ratio < 0 ? 'less' : 'more'}`}. The rows below are shares of a call, and their differences add up to that.</p>
     <div class="two"><div class="scroll" tabindex="0" role="group" aria-label="table of operators that differ"><table class="programs" data-testid="plan-differences">
       <thead><tr><th>differs in</th><th class="r">nodes</th><th>kernels</th><th class="r">this plan</th><th class="r">the other</th><th class="r">other − this</th></tr></thead>
       <tbody>${(all ? rows : rows.slice(0, FIRST)).map((row) => html`<tr class=${row.nodes[0].includes(picked.value) ? 'on' : ''}>

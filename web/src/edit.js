@@ -1,3 +1,5 @@
+import { isRefusal } from './problem.js';
+
 // A plan that is edited: instructions are objects, so that waits still mean the same ones after a move. An instruction that
 // executes has a key, which stays: each rTask is executed once.
 export const launchesOf = (plan) => plan.steps.filter((step) => 'vdevice' in step);
@@ -67,6 +69,15 @@ export function addWait(launches, instruction, node) {
   programs[veu].splice(order, 0, { launch: instruction.launch, wait });
   return true;
 }
+
+// What the service said of a plan, if it did: an answer in its place has no times.
+export function readChecked(answer) {
+  if (!Number.isFinite(answer?.seconds) || !Array.isArray(answer.instructions)) throw new Error('the answer has no seconds and instructions');
+  return answer;
+}
+
+// Whether a problem is a verdict on the plan, rather than a service that is busy or away.
+export const isVerdict = (problem) => isRefusal(problem) && problem.code !== 'no-answer';
 
 // When each instruction that executes starts, by its key and the instructions of a story, whose orders count over all launches.
 export function startsOf(launches, instructions) {

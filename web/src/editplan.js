@@ -3,9 +3,10 @@ import { html } from 'htm/preact';
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { batch } from '@preact/signals';
 import { getJson, post } from './api.js';
-import { addWait, dropWait, findKey, moveBy, moveToCore, placeOf, readPrograms, startsOf, writePlan, writePrograms } from './edit.js';
+import { addWait, dropWait, findKey, isVerdict, moveBy, moveToCore, placeOf, readChecked, readPrograms, startsOf, writePlan, writePrograms } from './edit.js';
 import * as f from './format.js';
-import { bucket, edited, labelOf, model, picked, setEdited, stories } from './modelstate.js';
+import { labelOf } from './labels.js';
+import { bucket, edited, model, picked, setEdited, stored } from './modelstate.js';
 import { problemOf } from './problem.js';
 
 function nameOf(launches, instruction) {
@@ -22,34 +23,38 @@ function readNodes({ nodes, edges }, number) {
   return [...found];
 }
 
-function Result({ story, fault, isChecking }) {
+function Result({ story, fault, isChecking, ask }) {
   if (isChecking) return html`<p class="quiet" role="status">Checking…</p>`;
-  if (fault) return html`<p class="bad" role="alert" data-testid="edit-fault">${fault}. The timeline has the last plan that is legal.</p>`;
+  if (fault && !isVerdict(fault)) return html`<p class="bad" role="alert" data-testid="edit-unanswered">The service did not say whether the plan is legal: ${fault.detail}. The timeline has the last plan that is legal. <button data-testid="edit-again" onClick=${ask}>ask again</button></p>`;
+  if (fault) return html`<p class="bad" role="alert" data-testid="edit-fault">${fault.detail}. The timeline has the last plan that is legal.</p>`;
   if (!edited.value) return html`<p class="quiet" role="status">Not changed yet.</p>`;
   const { seconds } = edited.value, off = seconds - story.seconds;
   return html`<p class="note" role="status" data-testid="edited">Legal: a call takes ${f.time(seconds)}, ${off === 0 ? 'as before' : `${f.time(Math.abs(off))} ${off < 0 ? 'less' : 'more'} than before`}. Memory is placed again when it is compiled.</p>`;
 }
 
 export function EditPlan({ digest }) {
-  const [draft, setDraft] = useState(null), [chosen, setChosen] = useState(null), [fault, setFault] = useState(''), [isChecking, setChecking] = useState(false), [shown, setShown] = useState('');
-  const told = stories.value[bucket.value], { story } = model.value, asked = useRef(0);
+  const [draft, setDraft] = useState(null), [chosen, setChosen] = useState(null), [fault, setFault] = useState(null), [isChecking, setChecking] = useState(false), [shown, setShown] = useState('');
+  const told = stored.value, at = bucket.value, { story } = model.value, asked = useRef(0); // asked: the last request counts
   const stop = () => {
     asked.current++;
     batch(() => {
       setDraft(null);
-      setFault('');
+      setFault(null);
+      setChecking(false);
       setShown('');
       setEdited(null);
     });
   };
   useEffect(() => stop, [digest, told]);
   const begin = async () => {
+    const number = ++asked.current;
     try {
-      const read = await getJson(`/v1/models/${encodeURIComponent(digest)}/plan`), plan = read.buckets ? read.buckets[bucket.value] : read, launches = readPrograms(plan);
+      const read = await getJson(`/v1/models/${encodeURIComponent(digest)}/plan`), plan = read.buckets ? read.buckets[at] : read, launches = readPrograms(plan);
+      if (number !== asked.current) return;
       setDraft({ plan, programs: writePrograms(launches), starts: startsOf(launches, told.instructions), past: [] });
-      setFault('');
+      setFault(null);
     } catch (error) {
-      setFault(problemOf(error).detail);
+      if (number === asked.current) setFault(problemOf(error));
     }
   };
   const check = async (next) => {
@@ -58,19 +63,19 @@ export function EditPlan({ digest }) {
     setShown('');
     setChecking(true);
     try {
-      const answer = await post('/v1/plans:check', { model: digest, bucket: bucket.value, programs: next.programs });
+      const answer = readChecked(await post('/v1/plans:check', { model: digest, bucket: at, programs: next.programs }));
       if (number !== asked.current) return;
       setEdited(answer);
       setDraft({ ...next, starts: startsOf(readPrograms(next.plan, next.programs), answer.instructions) });
-      setFault('');
+      setFault(null);
     } catch (error) {
-      if (number === asked.current) setFault(problemOf(error).detail);
+      if (number === asked.current) setFault(problemOf(error));
     }
     if (number === asked.current) setChecking(false);
   };
   if (!draft) {
     return html`<section class="panel" aria-labelledby="edit-title"><header><h2 id="edit-title">Edit the plan</h2><span class="quiet">move rTasks and waits; the service checks and estimates it</span><button data-testid="edit" onClick=${begin}>edit</button></header>
-      ${fault && html`<p class="bad" role="alert">${fault}</p>`}</section>`;
+      ${fault && html`<p class="bad" role="alert">${fault.detail}</p>`}</section>`;
   }
   const launches = readPrograms(draft.plan, draft.programs), node = story.nodes[picked.value], own = launches.flat(2).filter((each) => each.key && each.node === node?.name);
   const instruction = own.find((each) => each.key === chosen) ?? own[0];
@@ -94,6 +99,6 @@ export function EditPlan({ digest }) {
       <button disabled=${!program[order - 1]} onClick=${() => change((next, each) => moveBy(next, each, -1))}>earlier</button><button disabled=${!program[order + 1]} onClick=${() => change((next, each) => moveBy(next, each, 1))}>later</button>
       <button disabled=${!program[order - 1]?.wait} onClick=${() => change(dropWait)}>drop the wait before it</button>
       ${readNodes(story, picked.value).map((number) => html`<button onClick=${() => change((next, each) => addWait(next, each, story.nodes[number].name))}>wait for ${labelOf(story.nodes[number])}</button>`)}</div>`}
-    <${Result} story=${told} fault=${fault} isChecking=${isChecking} />
+    <${Result} story=${told} fault=${fault} isChecking=${isChecking} ask=${() => check(draft)} />
     ${shown && html`<p class="quiet" role="status">${shown === 'copied' ? 'Copied: compile_model(source, plan=json.loads(text)) compiles it.' : html`<textarea readonly aria-label="plan" rows="6">${shown}</textarea>`}</p>`}</section>`;
 }

@@ -35,4 +35,5 @@ export const decades = (low, high) => {
   return Array.from({ length: Math.max(0, last - first + 1) }, (_, i) => 10 ** (first + i));
 };
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? '' : 's'}`;
+export const dims = (extents) => Object.entries(extents).map((pair) => pair.join(' = ')).join(', ');
 export const device = (id) => id.replace(/^(nvidia|amd)-/, '');

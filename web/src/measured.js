@@ -1,8 +1,7 @@
 // A profile of a model beside its story: `roller model profile --json` on the machine that runs it.
 import { html } from 'htm/preact';
 import { useState } from 'preact/hooks';
-import * as f from './format.js';
-import { model, profile, setProfile } from './modelstate.js';
+import { profile, setProfile, stored } from './modelstate.js';
 import { matchProfile, readProfile } from './profile.js';
 
 export function Measured() {
@@ -11,7 +10,7 @@ export function Measured() {
     if (!file) return;
     try {
       const steps = readProfile(await file.text());
-      matchProfile(model.value, steps); // else it is another plan's
+      matchProfile(stored.value, steps); // else it is another plan's
       setProfile(steps);
       setFault('');
     } catch (error) {
@@ -26,10 +25,4 @@ export function Measured() {
     <label>measured: output of roller model profile --json <input type="file" accept=".json" data-testid="profile" onChange=${(event) => take(event.currentTarget.files[0])} /></label>
     ${profile.value && html`<button onClick=${() => setProfile(null)}>without</button>`}
     ${fault && html`<p class="bad" role="alert" data-testid="profile-fault">${fault}</p>`}</div>`;
-}
-
-// How far a prediction is from a measured time.
-export function errorOf(predicted, seconds) {
-  const off = predicted / seconds - 1;
-  return seconds > 0 ? `${f.percent(Math.abs(off))} ${off > 0 ? 'high' : 'low'}` : '–';
 }

@@ -3,8 +3,10 @@ import { html } from 'htm/preact';
 import { useState } from 'preact/hooks';
 import * as f from './format.js';
 import { Graph } from './graph.js';
-import { Measured, errorOf } from './measured.js';
-import { bucket, chooseBucket, edited, hasService, kernelLink, labelOf, measured, model, picked, stories } from './modelstate.js';
+import { labelOf } from './labels.js';
+import { Measured } from './measured.js';
+import { bucket, chooseBucket, edited, hasService, kernelLink, measured, model, picked, stories } from './modelstate.js';
+import { errorOf, sayError } from './profile.js';
 import { Timeline } from './timeline.js';
 
 const FIRST = 8;
@@ -36,7 +38,7 @@ function Summary() {
   const { story } = model.value;
   return html`<section class="panel verdict" aria-labelledby="model-title" data-testid="verdict">
     <header><h2 id="model-title">${story.name}</h2><span class="quiet">on ${story.device || story.target}, plan ${story.plan}${edited.value ? ', edited' : ''}, by the performance model</span>
-      ${stories.value.length > 1 && html`<select aria-label="bucket" value=${bucket.value} onChange=${(event) => chooseBucket(Number(event.target.value))}>${stories.value.map((each, i) => html`<option value=${i}>${Object.entries(each.dims).map((pair) => pair.join(' = ')).join(', ')}</option>`)}</select>`}</header>
+      ${stories.value.length > 1 && html`<select aria-label="bucket" value=${bucket.value} onChange=${(event) => chooseBucket(Number(event.target.value))}>${stories.value.map((each, i) => html`<option value=${i}>${f.dims(each.dims)}</option>`)}</select>`}</header>
     <div class="why"><div>
       <div class="headline"><span class="big" data-testid="estimate">${f.time(story.seconds)}</span>
         <dl><div><dt>operators</dt><dd>${f.count(story.nodes.filter((node) => !node.view).length)}</dd></div><div><dt>kernels</dt><dd>${f.count(story.kernels.length)}</dd></div><div><dt>steps</dt><dd>${f.count(story.steps.length)}</dd></div>
@@ -52,7 +54,7 @@ function Hot() {
   const whole = hot.reduce((sum, each) => sum + each.total, 0) || 1, most = hot[0]?.total || 1;
   return html`<section class="panel" aria-labelledby="hot-title"><header><h2 id="hot-title">Where the time goes</h2><span class="quiet">equal operators share a kernel; loops have kernels of their own</span></header>
     <${Measured} />
-    ${timed && html`<p class="note" data-testid="measured">The measured call takes ${f.time(timed.end_s)}; the predicted ${f.time(story.seconds)} are ${errorOf(story.seconds, timed.end_s)}.${timed.others > 0 ? ` ${f.time(timed.others)} of it are of no operator here: steps inside of loops, and copies of results.` : ''}</p>`}
+    ${timed && html`<p class="note" data-testid="measured">The measured call takes ${f.time(timed.end_s)}; ${sayError(timed.predicted_s, timed.end_s)}.${edited.value ? ' Predicted is the plan before it was edited.' : ''}${timed.others > 0 ? ` ${f.time(timed.others)} of it are of no operator here: steps inside of loops, and copies of results.` : ''}</p>`}
     <div class="scroll" tabindex="0" role="group" aria-label="table of kernels"><table class="programs hot" data-testid="operators">
       <thead><tr><th>operator</th><th class="r">uses</th><th class="r">each</th><th class="r">all</th><th class="wide">share</th><th class="r" title="seconds of the kernel over the least of any kernel of its program">of floor</th>${timed && html`<th class="r" title="of all cores, in this plan">predicted</th><th class="r" title="of all cores">measured</th><th class="r">predicted is</th>`}${hasService.value && html`<th>why</th>`}</tr></thead>
       <tbody>${(all ? hot : hot.slice(0, FIRST)).map((each) => html`<tr key=${each.key} class=${each.nodes.includes(picked.value) ? 'on' : ''} onClick=${() => (picked.value = each.nodes[0])}>
@@ -78,7 +80,7 @@ function Detail() {
     <p class="mono break">${node.name}</p>
     ${kernel && html`<pre tabindex="0">${kernel.expression.replaceAll('; ', '\n')}</pre>`}
     <dl class="lines"><div><dt>takes</dt><dd>${f.time(node.seconds)}</dd></div>
-      ${measured.value && html`<div><dt>measured</dt><dd>${f.time(measured.value.seconds[number])} of all cores; ${f.time(measured.value.predicted[number])} predicted are ${errorOf(measured.value.predicted[number], measured.value.seconds[number])}</dd></div>`}
+      ${measured.value && html`<div><dt>measured</dt><dd>${f.time(measured.value.seconds[number])} of all cores; ${sayError(measured.value.predicted[number], measured.value.seconds[number])}</dd></div>`}
       <div><dt>result</dt><dd>${node.result}</dd></div>
       ${own.length > 0 && html`<div><dt>runs</dt><dd>${f.time(own[0].start_s)} to ${f.time(Math.max(...own.map((each) => each.end_s)))}${cores.size > 0 ? ` on ${f.plural(cores.size, 'core')}` : ''}</dd></div>`}
       ${reads.length > 0 && html`<div><dt>reads</dt><dd class="reads">${named(reads)}</dd></div>`}

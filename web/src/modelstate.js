@@ -1,5 +1,6 @@
 // What the page of a model shows: the story, the node that is selected, and the part of the time that is looked at.
 import { batch, computed, signal } from '@preact/signals';
+import { labelOf } from './labels.js';
 import { matchProfile } from './profile.js';
 
 export const hasService = signal(true); // false in a file
@@ -9,9 +10,10 @@ export const picked = signal(null); // number of a node
 export const compared = signal(''); // digest of another plan, which is shown beside it
 export const range = signal([0, 1]); // seconds
 export const edited = signal(null); // seconds and instructions of the plan as it was edited; null: it was not
-export const model = computed(() => prepare(edited.value ? { ...stories.value[bucket.value], ...edited.value } : stories.value[bucket.value]));
+export const stored = computed(() => stories.value[bucket.value]); // the story that is shown, of the plan before it was edited
+export const model = computed(() => prepare(edited.value ? { ...stored.value, ...edited.value } : stored.value));
 export const profile = signal(null); // steps of a call that was measured, which are of this plan
-export const measured = computed(() => profile.value && matchProfile(model.value, profile.value));
+export const measured = computed(() => profile.value && matchProfile(stored.value, profile.value));
 export const wholeSeconds = () => Math.max(model.value.story.seconds, measured.value?.end_s ?? 0);
 
 export function show(answer) {
@@ -43,7 +45,7 @@ export function setProfile(steps) {
 }
 function isProfileOf(story, steps) {
   try {
-    return !!matchProfile({ story }, steps);
+    return !!matchProfile(story, steps);
   } catch {
     return false; // of another bucket
   }
@@ -55,13 +57,6 @@ export function chooseBucket(number) {
     profile.value = edited.value = null;
     range.value = [0, stories.value[number].seconds];
   });
-}
-
-const word = (member) => (member.split('/').filter(Boolean).at(-1) ?? member).replace(/[._]?\d+$/, '');
-export function labelOf({ members }) {
-  const kinds = [...new Set(members.map(word))];
-  if (kinds.length > 2) return `${kinds.slice(0, 2).join(' ')}… ${members.length} ops`;
-  return kinds.join(' + ') + (members.length > kinds.length ? ` ×${members.length}` : '');
 }
 
 // Ranks of nodes: a node is right of all that it reads. Views cost nothing, so they are drawn as edges.

@@ -1,6 +1,16 @@
 // What differs between two plans of a model. Their nodes may be fused differently: those that share a member are compared together.
 import * as f from './format.js';
 
+const isSame = (one, other) => Object.keys(one).length === Object.keys(other).length && Object.keys(one).every((name) => one[name] === other[name]);
+const say = (dims) => (Object.keys(dims).length ? `a bucket of ${f.dims(dims)}` : 'fixed shapes');
+
+// The story of these dims in an answer; throws where it has none.
+export function findStory(answer, dims) {
+  const stories = answer.buckets ?? [answer], found = stories.find((each) => isSame(each.dims, dims));
+  if (!found) throw new Error(`this plan has ${say(dims)}, and the other has ${stories.map((each) => say(each.dims)).join(' and ')}: choose a bucket or a plan of the same shapes`);
+  return found;
+}
+
 // Seconds of a call that are each node's, waits and idle cores: their sum is the call.
 export function shareOf(story) {
   const nodes = story.nodes.map(() => 0), other = { copies: 0, waits: 0, signals: 0 };
@@ -55,7 +65,7 @@ export function diffPlans(stories) {
   }
   const most = Math.max(...stories.map((story) => story.seconds)), off = ({ seconds: [one, other] }) => Math.abs(one - other);
   return {
-    isSameModel: groups.some(([one, other]) => one.length && other.length),
+    isSameModel: !groups.length || groups.some(([one, other]) => one.length && other.length),
     rows: rows.filter((row) => !row.isEqual || off(row) > 1e-9 * most).sort((a, b) => off(b) - off(a)),
   };
 }

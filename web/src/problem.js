@@ -19,4 +19,8 @@ export function readProblem({ status, statusText }, text) {
   return isProblem ? { ...given, status, errors: Array.isArray(errors) ? errors : [] } : { status, detail: `${status} ${statusText}`, code: 'no-answer', errors: [] };
 }
 
+const FAULTS = [400, 404, 413, 422];
+// Whether the request is wrong, rather than the service busy or away.
+export const isRefusal = (problem) => FAULTS.includes(problem?.status);
+
 export const problemOf = (error) => (error instanceof ProblemError ? error.problem : { detail: error.message, code: 'no-answer', errors: [] });

@@ -6,7 +6,7 @@ import { findProgram, measuredOf, programText, requestOf, storyOf } from './buil
 import { longest } from './calls.js';
 import { EXAMPLES } from './examples.js';
 import { inferInputs } from './infer.js';
-import { ProblemError, problemOf } from './problem.js';
+import { ProblemError, isRefusal, problemOf } from './problem.js';
 import { fallbacks, resourcesOf, scaled } from './scale.js';
 
 const DTYPE = 'float16'; // of the first input that has no other
@@ -279,9 +279,7 @@ export function look(searchNumber, stepNumber) {
   });
 }
 
-const FAULTS = [400, 404, 413, 422];
-// Whether the request is wrong, rather than the service busy or away.
-export const isFault = computed(() => FAULTS.includes(problem.value?.status));
+export const isFault = computed(() => isRefusal(problem.value));
 // What is compiled is what was explained, or would be if the service had answered.
 export const canCompile = computed(() => !waiting.value && !!text.value && (problem.value ? !isFault.value : explained.value === body.value));
 
