@@ -212,6 +212,36 @@ def test_edited_programs_are_legal_where_the_plan_compiles() -> None:
     assert compiled("serial").schedule is None
 
 
+CONCATS = {
+    "format": "roller-graph/1",
+    "name": "concats",
+    "inputs": {name: {"dtype": "float32", "shape": [8, 8]} for name in ("x", "w0", "w1", "w2")},
+    "nodes": [
+        node("n1", "C[i, j] = A[j, i] + B[i, j]", {"A": "w0", "B": "x"}),
+        {"name": "c2", "operator": "concat", "inputs": ["n1", "w1"], "outputs": ["c2"], "parameters": {"axis": 0}},
+        node("k2", "C[i, j] = A[i, j] * 1.0 where i in 8, j in 8", {"A": "c2"}),
+        {"name": "c5", "operator": "concat", "inputs": ["n1", "w1", "x"], "outputs": ["c5"], "parameters": {"axis": 0}},
+        node("k5", "C[i, j] = A[i + 7, j] * 1.0 where i in 8, j in 8", {"A": "c5"}),
+    ],
+    "outputs": {"y": "k2", "z": "k5"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["rammer", "parallel"])
+def test_a_plan_with_copies_is_the_plan_of_its_story(plan: str) -> None:
+    model = compiled(plan, model=CONCATS)
+    check_story(model.story)
+    inner = [each for step in model.plan["steps"] for each in step.get("steps", [step])]
+    copies = [(each["node"], each.get("number", 0)) for each in inner if "copy" in each]
+    assert sorted(copies) == [("c2", 0), ("c2", 1), ("c5", 0), ("c5", 1)]
+    schedule = from_json(ModelSchedule, model.schedule["buckets"][0])
+    programs = [step["vdevice"]["programs"] for step in model.plan["steps"] if "vdevice" in step]
+    assert replay(edit_schedule(schedule, programs))[1] == model.story["seconds"]
+    by_hand = compiled(model.plan, model=CONCATS)
+    assert by_hand.story["seconds"] == model.story["seconds"]
+
+
 LOOP = {
     "format": "roller-graph/1",
     "name": "loop",
