@@ -15,7 +15,10 @@ _paused = 0  # blocks that have paused the collector, in all threads
 
 @contextmanager
 def pause_collector() -> Iterator[None]:
-    """Collect no cycles in this block. Blocks may overlap, and a collector that the program has disabled stays so."""
+    """Collect no cycles in this block. Blocks may overlap, and a collector that the program has disabled before stays so.
+
+    A `gc.disable()` of the program during a block is lost: the last block enables the collector (ADR 0117).
+    """
     with _lock:
         pauses = _paused > 0 or gc.isenabled()
         _add(1 if pauses else 0)

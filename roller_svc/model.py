@@ -1250,6 +1250,7 @@ def _built_variant(
         built.passes,
         options.hardware,
         lowering.get("seconds"),
+        built.joined,
     )
     return _Variant(tuple(dims.items()), name, plan, kernels, load, binary, runtime, steps, story_source=story_source)
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
 
 from roller_svc.errors import InvariantError
-from roller_svc.ir.vdevice import Barrier, Execute, Stream, VDevicePlan, WaitEvent, executes
+from roller_svc.ir.vdevice import Barrier, Execute, Instruction, Stream, VDevicePlan, WaitEvent, executes
 
 Clock = tuple[int, ...]  # for each vEU, how many of its instructions have finished
 Clocks = NDArray[np.int32]  # [order, vEU]
@@ -74,7 +75,35 @@ def start_clocks(plan: VDevicePlan) -> list[Clocks]:
     Raises InvariantError if vEUs wait for each other, or for an instruction or an event that does not exist.
     """
     _check_waits(plan)
-    return _Execution(plan).run()
+    veus = plan.num_veus
+    clocks = [np.zeros((len(program), veus), np.int32) for program in plan.programs]
+    now = np.zeros((veus, veus), np.int32)  # the clock of each vEU after its last instruction
+    events = np.zeros((len(plan.events), veus), np.int32)
+    for veu, order, instruction in execution_order(plan):
+        mine = now[veu]
+        clocks[veu][order] = mine
+        if isinstance(instruction, WaitEvent):
+            np.maximum(mine, events[instruction.event], out=mine)
+        elif isinstance(instruction, Barrier):
+            for other, awaited in instruction.waits:
+                np.maximum(mine, clocks[other][awaited], out=mine)
+                mine[other] = max(mine[other], awaited + 1)
+        mine[veu] = order + 1
+        if isinstance(instruction, Execute) and instruction.arrives is not None:
+            np.maximum(events[instruction.arrives], mine, out=events[instruction.arrives])
+    return clocks
+
+
+def execution_order(plan: VDevicePlan) -> Iterator[tuple[int, int, Instruction]]:
+    """Yield (vEU, order, instruction) in an order in which vEUs may execute them: each behind all that it waits for.
+
+    A vEU that has to wait is woken by the instruction, or the event, that it waits for. So the time grows with the
+    instructions and their waits. Raises InvariantError, behind the last one, if vEUs wait for each other.
+    """
+    execution = _Execution(plan)
+    while execution.ready:
+        yield from execution.advance(execution.ready.pop())
+    execution.check_end()
 
 
 class _Execution:
@@ -83,18 +112,29 @@ class _Execution:
     def __init__(self, plan: VDevicePlan) -> None:
         self.plan = plan
         veus = plan.num_veus
-        self.clocks: list[Clocks] = [np.zeros((len(program), veus), np.int32) for program in plan.programs]
-        self.now = np.zeros((veus, veus), np.int32)  # the clock of each vEU after its last instruction
         self.done = [0] * veus  # instructions of each vEU
-        self.events = np.zeros((len(plan.events), veus), np.int32)
+        self.met = [0] * veus  # waits of its next instruction that have ended, the first ones
         self.missing = list(plan.events)  # arrivals of each event
-        self.waiting_for_veu: dict[int, list[int]] = defaultdict(list)  # vEUs that wait for an instruction of one
+        self.waiting_for_veu: list[list[tuple[int, int]]] = [[] for _ in range(veus)]  # heaps of (order, vEU that waits)
         self.waiting_for_event: dict[int, list[int]] = defaultdict(list)
         self.ready = list(range(veus))
 
-    def run(self) -> list[Clocks]:
-        while self.ready:
-            self._advance(self.ready.pop())
+    def advance(self, veu: int) -> Iterator[tuple[int, int, Instruction]]:
+        """Execute instructions of a vEU until one has to wait."""
+        program, waiting = self.plan.programs[veu], self.waiting_for_veu[veu]
+        for order in range(self.done[veu], len(program)):
+            instruction = program[order]
+            if not isinstance(instruction, Execute | Stream) and self._must_wait(veu, instruction):
+                break
+            yield veu, order, instruction
+            self.done[veu], self.met[veu] = order + 1, 0
+            if isinstance(instruction, Execute) and instruction.arrives is not None:
+                self._arrive(instruction.arrives, instruction.count)
+        while waiting and waiting[0][0] < self.done[veu]:
+            self.ready.append(heappop(waiting)[1])
+
+    def check_end(self) -> None:
+        """Raise InvariantError if instructions are left."""
         programs = self.plan.programs
         stuck = [veu for veu, program in enumerate(programs) if self.done[veu] < len(program)]
         if stuck:
@@ -104,28 +144,6 @@ class _Execution:
             raise InvariantError(
                 f"deadlock: vEUs {stuck} wait for each other. Instruction {order} of vEU {stuck[0]} waits for {what}"
             )
-        return self.clocks
-
-    def _advance(self, veu: int) -> None:
-        """Execute instructions of a vEU until one has to wait."""
-        program, now, clocks = self.plan.programs[veu], self.now[veu], self.clocks[veu]
-        first = self.done[veu]
-        for order in range(first, len(program)):
-            instruction = program[order]
-            if not isinstance(instruction, Execute | Stream) and self._must_wait(veu, instruction):
-                break
-            clocks[order] = now
-            if isinstance(instruction, WaitEvent):
-                np.maximum(now, self.events[instruction.event], out=now)
-            elif isinstance(instruction, Barrier):
-                for other, awaited in instruction.waits:
-                    np.maximum(now, self.clocks[other][awaited], out=now)
-                    now[other] = max(now[other], awaited + 1)
-            now[veu] = self.done[veu] = order + 1
-            if isinstance(instruction, Execute) and instruction.arrives is not None:
-                self._arrive(instruction.arrives, instruction.count, now)
-        if self.done[veu] > first:
-            self.ready += self.waiting_for_veu.pop(veu, ())
 
     def _must_wait(self, veu: int, instruction: Barrier | WaitEvent) -> bool:
         if isinstance(instruction, WaitEvent):
@@ -133,14 +151,15 @@ class _Execution:
                 self.waiting_for_event[instruction.event].append(veu)
                 return True
             return False
-        for other, awaited in instruction.waits:
+        for place in range(self.met[veu], len(instruction.waits)):
+            other, awaited = instruction.waits[place]
             if awaited >= self.done[other]:
-                self.waiting_for_veu[other].append(veu)
+                self.met[veu] = place
+                heappush(self.waiting_for_veu[other], (awaited, veu))
                 return True
         return False
 
-    def _arrive(self, event: int, count: int, now: NDArray[np.int32]) -> None:
-        np.maximum(self.events[event], now, out=self.events[event])
+    def _arrive(self, event: int, count: int) -> None:
         self.missing[event] -= count
         if not self.missing[event]:
             self.ready += self.waiting_for_event.pop(event, ())

@@ -48,9 +48,16 @@ def program_of_call(operator: str, types: tuple[TensorType, ...], parameters: Pa
     return forms_of_call(operator, types, parameters)[0]
 
 
-@lru_cache(MAX_CACHED_PROGRAMS)
-def forms_of_call(operator: str, types: tuple[TensorType, ...], parameters: tuple[tuple[str, Value], ...] = ()) -> Forms:
+def forms_of_call(operator: str, types: tuple[TensorType, ...], parameters: Parameters = ()) -> Forms:
     """Return the forms of the program of an operator. Raises as `program_of_call` does."""
+    return _forms_of_call(operator, types, parameters, repr(parameters))
+
+
+@lru_cache(MAX_CACHED_PROGRAMS)
+def _forms_of_call(
+    operator: str, types: tuple[TensorType, ...], parameters: tuple[tuple[str, Value], ...], text_of_parameters: str
+) -> Forms:
+    """Return the forms. The text is part of the cache key: 0.0 == -0.0, and 1 == 1.0 == True."""
     inputs = {f"x{i}": type_ for i, type_ in enumerate(types)}
     if operator == EINSUM:
         text = einsum_statement(str(dict(parameters)["equation"]), list(inputs.items()), "y", frozenset(inputs))

@@ -395,7 +395,7 @@ def _sign(expr: Expr) -> int:
         case Op():
             return int(squared(expr) is not None)
         case Select(then=then, otherwise=otherwise):
-            signs = {_sign(each) for each in (then, otherwise) if each != Const(0.0, each.dtype)}
+            signs = {_sign(each) for each in (then, otherwise) if not (isinstance(each, Const) and each.value == 0)}
             return signs.pop() if len(signs) == 1 else 0
         case _:
             return 0

@@ -115,6 +115,7 @@ class BuiltModel:
     lowerings: Mapping[str, Any] = field(default_factory=dict)  # of a GPU: what each kind of plans costs, or why not
     tuning: Tuning | None = None
     online: OnlineSource | None = None  # of a model that is tuned while it is called
+    joined: tuple[JoinedKernel, ...] = ()  # of a GPU: what lowerings know of the plan's kernels
 
     @property
     def graph(self) -> Graph:
@@ -476,7 +477,8 @@ def _build_for_gpu(
     clock.record("plan")
     seconds = {kind: each.seconds for kind, each in chosen.results.items() if isinstance(each, LoweringEstimate)}
     choice = PlanChoice(chosen.kind, seconds=seconds)
-    return BuiltModel(lowered, _link_nothing, fused, bundles, clock.stages, hits, choice, chosen.to_json())
+    lowerings, joined = chosen.to_json(), chosen.unrolled.kernels
+    return BuiltModel(lowered, _link_nothing, fused, bundles, clock.stages, hits, choice, lowerings, joined=joined)
 
 
 def _lower(

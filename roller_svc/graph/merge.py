@@ -20,7 +20,7 @@ _INNER = "#"  # begins the name of a tensor that only merged programs read
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Same:
-    """A program that is equal to itself alone. Those that are equal by value may differ in the sign of a zero."""
+    """A program that is equal to itself alone: nodes share programs, and their values are long to compare."""
 
     program: TensorProgram
 

@@ -15,7 +15,7 @@ from roller_svc.errors import InvariantError
 from roller_svc.graph.classes import NodeClass
 from roller_svc.graph.lowerings import makes_kernel
 from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH, node_seconds
-from roller_svc.graph.lowerings.lowering import UnrolledPlan, operations_of, step_seconds
+from roller_svc.graph.lowerings.lowering import JoinedKernel, UnrolledPlan, operations_of, step_seconds
 from roller_svc.graph.passes import PassReport
 from roller_svc.graph.plan import Launch, PlannedModel, PlannedStep, kernel_key, plan_model
 from roller_svc.graph.rammer.by_hand import schedule_by_hand
@@ -58,6 +58,7 @@ class StorySource:
     passes: tuple[PassReport, ...]
     hardware: HardwareSpec
     seconds: float | None = None  # of a GPU: of a call by the lowering, with launches, signals and waits
+    joined: tuple[JoinedKernel, ...] = ()  # of a GPU: what lowerings know of the plan's kernels
 
 
 def tell_schedule(source: StorySource) -> ModelSchedule | None:
@@ -148,9 +149,12 @@ def _place(source: StorySource, *, share_memory: bool) -> PlannedModel:
 
 
 def _gpu_times(source: StorySource, planned: PlannedModel) -> StepTimes:
-    """Return the seconds of steps on a GPU, with the overhead of a launch, or of a node of a CUDA graph, for each."""
+    """Return the seconds of steps on a GPU, with the overhead of a launch, or of a node of a CUDA graph, for each.
+
+    A node that starts early takes less by the seconds in which its first pages of weights arrive before.
+    """
     hw, lowering = source.hardware, source.plan.lowering
-    unrolled = UnrolledPlan(planned.plan, tuple(unroll_steps(planned.plan.steps)))
+    unrolled = UnrolledPlan(planned.plan, tuple(unroll_steps(planned.plan.steps)), source.joined)
     overheads_s: tuple[float, ...] = (0.0,) * len(unrolled.steps)
     if lowering == "launches":
         overheads_s = tuple(operations_of(each) * hw.limits.launch_overhead_s for each in unrolled.steps)
@@ -159,7 +163,7 @@ def _gpu_times(source: StorySource, planned: PlannedModel) -> StepTimes:
     works_s = (step_seconds(unrolled, each, hw) for each in unrolled.steps)
     each_s = map(add, works_s, overheads_s)
     seconds = tuple(sum(islice(each_s, count_unrolled((step,)))) for step in planned.plan.steps)
-    if source.seconds is not None and (total_s := sum(seconds)) > source.seconds:  # first pages of weights arrive early
+    if source.seconds is not None and (total_s := sum(seconds)) > source.seconds:  # a kernel of all steps overlaps them
         seconds = tuple(each * source.seconds / total_s for each in seconds)
     return StepTimes(seconds, seconds, is_measured=False)
 

@@ -156,9 +156,10 @@ class _PendingCopy:
     target: _Place
     source: _Place
     bytes: int
+    number: int = 0  # among the copies of its node
 
     def step(self) -> Step:
-        return CopyStep(self.node, self.target.address, self.source.address, self.bytes)
+        return CopyStep(self.node, self.target.address, self.source.address, self.bytes, self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +383,7 @@ class _Level:
             if is_missing and size_bytes:
                 pending.append(_PendingCopy(f"output {name}", _Place(address), self._place(tensor), size_bytes))
         pending += self._store_states()
+        pending = _number_copies(pending)
         accesses = [_accesses(each) for each in pending]
         steps = _planned_steps(pending, accesses, self.planner.efficient)
         launches = tuple(self.schedule(steps))
@@ -631,6 +633,18 @@ def _efficient_launch(
     """Return a node's launch by the most efficient rKernel, whose only memory is the node's tensors."""
     places = {b.symbol: tensors[b.role, b.name] for b in source.buffers if b.role is not Role.STATUS}
     return _PendingKernel(node.name, kernel, 0, source, places)
+
+
+def _number_copies(pending: Sequence[_Pending]) -> list[_Pending]:
+    """Return the steps, with each copy numbered among those of its node. A plan by hand says by it which one it means."""
+    counts: dict[str, int] = {}
+    numbered: list[_Pending] = []
+    for step in pending:
+        if isinstance(step, _PendingCopy):
+            number = counts[step.node] = counts.get(step.node, -1) + 1
+            step = replace(step, number=number)
+        numbered.append(step)
+    return numbered
 
 
 def _accesses(step: _Pending) -> list[_Access]:

@@ -121,10 +121,18 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class Const:
-    """A number. `value` is a float exactly if `dtype` is a float type."""
+    """A number. `value` is a float exactly if `dtype` is a float type. 0.0 and -0.0 are two numbers."""
 
     value: int | float
     dtype: DType
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Const):
+            return NotImplemented
+        value, theirs = self.value, other.value
+        if value is theirs:
+            return self.dtype is other.dtype
+        return self.dtype is other.dtype and value == theirs and (value != 0 or str(value) == str(theirs))
 
 
 @dataclass(frozen=True, slots=True)

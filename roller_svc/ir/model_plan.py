@@ -57,6 +57,8 @@ class CopyStep:
     target: Annotated[Address, Key("copy")]
     source: Annotated[Address, Key("copy")]
     bytes: Bytes
+    # among the copies of its node, in the order in which the planner makes them
+    number: Annotated[int, Limit(0, MAX_STEPS), OMIT_DEFAULT] = 0
 
 
 @as_array

@@ -25,7 +25,6 @@ from roller_svc.ir.expr import (
     Select,
     axes_of,
     children,
-    iter_subexpressions,
     loads_of,
     with_children,
 )
@@ -40,8 +39,6 @@ from roller_svc.ir.schedule import (
     Prefetch,
     Storage,
     Transpose,
-    expressions,
-    iter_nodes,
 )
 
 # Terms of the invariant part of an index, each with its factor. None: the constant.
@@ -81,12 +78,6 @@ class Outline:
         """Return the outline without the arguments of a call: equal for equal work."""
         pointers = tuple(replace(p, tensor="", offset=num(0)) for p in self.pointers)
         return Outline(self.body, pointers, tuple(replace(n, value=num(0)) for n in self.numbers))
-
-    @property
-    def zeros(self) -> tuple[str, ...]:
-        """Return the zeros in the body, in order, with their signs, which == ignores."""
-        found = (x for node in iter_nodes(self.body) for expr in expressions(node) for x in iter_subexpressions(expr))
-        return tuple(str(x.value) for x in found if isinstance(x, Const) and x.value == 0)
 
 
 def outline(body: tuple[Node, ...], scalar: Scalar, registers: Collection[str]) -> Outline | None:

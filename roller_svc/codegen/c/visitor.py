@@ -341,7 +341,7 @@ class CodeGenC(CodeGenVisitor):
     def _emit_outlined(self, node: Routine, outlined: Outline) -> EmittedRoutine | None:
         """Emit the outlined function, or return None if it needs scratch memory."""
         dtypes = tuple(self.scalar.buffers[p.tensor].dtype for p in outlined.pointers)
-        key = outlined.without_arguments, outlined.zeros, dtypes, self.context, self.arrays
+        key = outlined.without_arguments, dtypes, self.context, self.arrays
         printed = _emit_routine(node.name, *key, current_marks())
         if printed is not None:
             self.scalar.helpers |= dict.fromkeys(printed.helpers)
@@ -423,7 +423,6 @@ def _rows(shape: tuple[int, ...]) -> list[list[int]]:
 def _emit_routine(
     name: str,
     outlined: Outline,
-    zeros: tuple[str, ...],
     dtypes: tuple[DType, ...],
     context: FunctionContext,
     arrays: frozenset[str],
@@ -431,8 +430,8 @@ def _emit_routine(
 ) -> EmittedRoutine | None:
     """Emit an outlined function with parameters of these types, or return None if it needs scratch memory.
 
-    `zeros` and `marks` are parts of the cache key: 0.0 == -0.0, and equal numbers may have different marks. Candidates
-    and edge tiles share most routines: the cache halves the time of code generation.
+    `marks` are part of the cache key: equal numbers may have different marks. Candidates and edge tiles share most
+    routines: the cache halves the time of code generation.
     """
     names, places, parameters = Names(), dict[str, BufferRef](), list[str]()
     for p, dtype in zip(outlined.pointers, dtypes, strict=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 
 from roller_svc.analysis.step_order import find_early_starts
 from roller_svc.codegen.cuda.instructions import HOPPER
@@ -57,11 +58,11 @@ def find_early_nodes(unrolled: UnrolledPlan, hw: HardwareSpec) -> tuple[int, ...
 
 
 def node_seconds(unrolled: UnrolledPlan, hw: HardwareSpec) -> tuple[float, ...]:
-    """Return the seconds that the nodes of each step take beside its work."""
+    """Return the seconds that the nodes of each step take beside its work, less those that it saves by an early start."""
     node_s = require(hw.limits.graph_node_s, "limits.graph_node_s")
     seconds = [operations_of(step) * node_s for step in unrolled.steps]
-    for number in find_early_nodes(unrolled, hw):
-        seconds[number] = require(hw.limits.pdl_node_s, "limits.pdl_node_s")
+    for number, hidden_s in _hidden_seconds(unrolled, find_early_nodes(unrolled, hw), hw).items():
+        seconds[number] = require(hw.limits.pdl_node_s, "limits.pdl_node_s") - hidden_s
     return tuple(seconds)
 
 
@@ -79,19 +80,24 @@ def estimate(unrolled: UnrolledPlan, hw: HardwareSpec) -> LoweringEstimate | Ref
     if not early:
         return LoweringEstimate(seconds, 1)
     early_s = require(hw.limits.pdl_node_s, "limits.pdl_node_s")
-    hidden_s = 0.0
-    busy: defaultdict[int, float] = defaultdict(float)  # seconds of a node in which memory fetches first pages
-    for number in early:
-        last = unrolled.predecessors[number][-1]
-        saved_s = _hidden_seconds(unrolled, number, last, busy[last], hw)
-        busy[number] += saved_s
-        busy[last] += max(0.0, saved_s - early_s)
-        hidden_s += saved_s
+    hidden_s = sum(_hidden_seconds(unrolled, early, hw).values())
     seconds -= len(early) * (node_s - early_s) + hidden_s
     return LoweringEstimate(seconds, 1, overlap=OverlapEstimate(len(early), hidden_s))
 
 
-def _hidden_seconds(unrolled: UnrolledPlan, number: int, last: int, busy_s: float, hw: HardwareSpec) -> float:
+def _hidden_seconds(unrolled: UnrolledPlan, early: Sequence[int], hw: HardwareSpec) -> dict[int, float]:
+    """Return the seconds that each of the nodes that come sooner takes less, because first pages of weights arrive early."""
+    hidden: dict[int, float] = {}
+    busy: defaultdict[int, float] = defaultdict(float)  # seconds of a node in which memory fetches first pages
+    for number in early:
+        last = unrolled.predecessors[number][-1]
+        saved_s = hidden[number] = _saved_seconds(unrolled, number, last, busy[last], hw)
+        busy[number] += saved_s
+        busy[last] += max(0.0, saved_s - require(hw.limits.pdl_node_s, "limits.pdl_node_s"))
+    return hidden
+
+
+def _saved_seconds(unrolled: UnrolledPlan, number: int, last: int, busy_s: float, hw: HardwareSpec) -> float:
     """Return the seconds that a node takes less because its first pages of weights arrive before it may begin.
 
     Memory fetches them between the nodes, and while the last node before it leaves memory idle. A core must have room

@@ -12,13 +12,14 @@ from roller_svc.ir.canonical import from_json
 from roller_svc.ir.model_plan import ROperator
 from roller_svc.ir.vdevice import VDevicePlan
 
-_Key = tuple[str, int | None]  # node, launch (None: a copy or a loop); several copies of a node have the same
+_Key = tuple[str, int | str]  # node, and its launch, "copy" or "loop"; several copies of a node have the same
 
 
 def schedule_by_hand(document: Mapping[str, Any]) -> Schedule:
     """Return the schedule of a plan with `steps`.
 
-    `node`, `launch`, `rkernel`, `operators` and `vdevice` are read. Without `rkernel` a step uses its fastest rKernel.
+    `node`, `launch`, `number`, `rkernel`, `operators` and `vdevice` are read. Without `rkernel` a step uses its fastest
+    rKernel.
 
     The schedule raises ArgumentError for a plan that does not execute each step of the model once, in an order that
     respects their dependencies.
@@ -37,34 +38,51 @@ def schedule_by_hand(document: Mapping[str, Any]) -> Schedule:
     return schedule
 
 
-def _launch(step: PlannedStep) -> int | None:
-    return None if step.kernel is None else step.launch
+def _key(step: PlannedStep) -> _Key:
+    return step.node, "loop" if step.is_loop else "copy" if step.kernel is None else step.launch
 
 
-def _number_steps(keys: Sequence[_Key], steps: Sequence[PlannedStep]) -> list[int]:
-    """Return the steps of a model that a plan names in order: of copies with the same name the first that may run.
+def _listed_key(listed: Mapping[str, Any]) -> _Key:
+    return listed["node"], "loop" if "body" in listed else listed.get("launch", "copy")
+
+
+def _number_steps(listed: Sequence[Mapping[str, Any]], steps: Sequence[PlannedStep]) -> list[int]:
+    """Return the steps of a model that a plan lists in order.
+
+    A copy has a number among those of its node. A plan in which no copy of a node has one is older than these numbers:
+    it means the first copy that may run.
 
     Raises ArgumentError for a step that the model does not have.
     """
-    remaining: defaultdict[_Key, list[int]] = defaultdict(list)
+    by_key: defaultdict[_Key, list[int]] = defaultdict(list)
     for number, step in enumerate(steps):
-        remaining[step.node, _launch(step)].append(number)
+        by_key[_key(step)].append(number)
+    numbered = {_listed_key(each) for each in listed if "number" in each}
     done: set[int] = set()
     order: list[int] = []
-    for key in keys:
-        if not (numbers := remaining[key]):
-            raise ArgumentError(f"the plan has a step {key[0]!r} that the model does not have", code="invalid-plan")
-        ready = (number for number in numbers if done.issuperset(steps[number].predecessors))
-        number = next(ready, numbers[0])
-        numbers.remove(number)
-        done.add(number)
-        order.append(number)
+    for each in listed:
+        key = _listed_key(each)
+        place = each.get("number", 0) if key in numbered else None
+        order.append(_find_step(key, place, by_key[key], done, steps))
+        done.add(order[-1])
     return order
+
+
+def _find_step(key: _Key, place: object, numbers: Sequence[int], done: set[int], steps: Sequence[PlannedStep]) -> int:
+    """Return the step of a key: the one at a place, or without a place the first of the others that may run."""
+    if place is not None:
+        if type(place) is not int or not 0 <= place < len(numbers):
+            raise ArgumentError(f"{key[0]!r} has {len(numbers)} copies, and none is number {place!r}", code="invalid-plan")
+        return numbers[place]
+    remaining = [number for number in numbers if number not in done]
+    if not remaining:
+        raise ArgumentError(f"the plan has a step {key[0]!r} that the model does not have", code="invalid-plan")
+    return next((number for number in remaining if done.issuperset(steps[number].predecessors)), remaining[0])
 
 
 def _launches(listed: Sequence[Any], steps: Sequence[PlannedStep]) -> list[Launch]:
     flat = [(i, inner) for i, each in enumerate(listed) for inner in (each["steps"] if "vdevice" in each else [each])]
-    numbers = _number_steps([(inner["node"], inner.get("launch")) for _, inner in flat], steps)
+    numbers = _number_steps([inner for _, inner in flat], steps)
     by_launch: list[list[int]] = [[] for _ in listed]
     rkernels: list[list[int]] = [[] for _ in listed]
     for (i, inner), number in zip(flat, numbers, strict=True):

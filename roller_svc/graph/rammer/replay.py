@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from roller_svc.analysis.happens_before import Access, HappensBefore, check_plan, unordered_accesses
+from roller_svc.analysis.happens_before import Access, HappensBefore, check_plan, execution_order, unordered_accesses
 from roller_svc.errors import ArgumentError, InputError, InvariantError
 from roller_svc.graph.rammer.schedules import OVERHEADS
 from roller_svc.ir.canonical import from_json
@@ -48,29 +48,19 @@ def replay_launch(plan: VDevicePlan, operators: Sequence[ScheduledOperator]) -> 
 
     Raises InvariantError if vEUs wait for each other.
     """
+    if plan.has_events:
+        raise InvariantError("a plan with events is of a GPU")
     spans: list[list[tuple[float, float]]] = [[] for _ in plan.programs]
-    remaining = sum(map(len, plan.programs))
-    while remaining:
-        before = remaining
-        for veu, program in enumerate(plan.programs):
-            for number in range(len(spans[veu]), len(program)):
-                instruction = program[number]
-                start_s = spans[veu][-1][1] if spans[veu] else OVERHEADS.launch_s
-                if isinstance(instruction, Execute):
-                    operator = operators[instruction.operator]
-                    is_whole = instruction.count == operator.tasks
-                    seconds = operator.alone_s if is_whole else instruction.count * operator.task_s
-                    spans[veu].append((start_s, start_s + seconds))
-                elif isinstance(instruction, Barrier):
-                    if any(order >= len(spans[other]) for other, order in instruction.waits):
-                        break
-                    ends = (spans[other][order][1] + OVERHEADS.wait_s * (other != veu) for other, order in instruction.waits)
-                    spans[veu].append((start_s, max(start_s, *ends)))
-                else:
-                    raise InvariantError("a plan with events is of a GPU")
-                remaining -= 1
-        if remaining == before:
-            raise InvariantError("vEUs of a plan wait for each other")
+    for veu, _, instruction in execution_order(plan):
+        start_s = end_s = spans[veu][-1][1] if spans[veu] else OVERHEADS.launch_s
+        if isinstance(instruction, Execute):
+            operator = operators[instruction.operator]
+            is_whole = instruction.count == operator.tasks
+            end_s += operator.alone_s if is_whole else instruction.count * operator.task_s
+        elif isinstance(instruction, Barrier):
+            ends = (spans[other][order][1] + OVERHEADS.wait_s * (other != veu) for other, order in instruction.waits)
+            end_s = max(start_s, *ends)
+        spans[veu].append((start_s, end_s))
     return spans
 
 

@@ -128,7 +128,8 @@ _SHARED = re.compile(r"(\d+)(?:\+\d+)? bytes smem")
 def parse_ptxas_log(log: str) -> dict[str, Resources]:
     """Parse the resources of every entry function: registers, static shared memory, spilled bytes (stores and loads).
 
-    Spills of functions that are called and not inlined count for the entry. The log lists them behind it.
+    Spills of functions that are called and not inlined count for the entry. The log lists them behind it. Of an entry that
+    the log has twice, the last one counts.
     """
     entries: dict[str, Resources] = {}
     spill_bytes: dict[str, int] = {}
@@ -136,6 +137,7 @@ def parse_ptxas_log(log: str) -> dict[str, Resources]:
     for line in log.splitlines():
         if match := _ENTRY.search(line):
             entry = match[1]
+            spill_bytes[entry] = 0
         elif match := _SPILLS.search(line):
             spill_bytes[entry] = spill_bytes.get(entry, 0) + _count_spilled(int(match[2]), int(match[3]))
         elif entry and (match := _USED.search(line)):

@@ -8,9 +8,14 @@ import pytest
 
 from roller_svc import hardware
 from roller_svc.codegen.cuda.ring import PageUse
+from roller_svc.errors import require
+from roller_svc.graph import model_story
 from roller_svc.graph.lowerings.cuda_graph import estimate, has_programmatic_edges
 from roller_svc.graph.lowerings.lowering import JoinedKernel, LoweringEstimate, OverlapEstimate, UnrolledPlan
+from roller_svc.graph.model_story import StorySource
+from roller_svc.graph.plan import PlannedModel
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.graph import Graph
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Resources, Role
 from roller_svc.ir.model_plan import ARENA, WEIGHTS, Address, KernelStep, ModelKernel, ModelPlan
@@ -70,6 +75,24 @@ def test_a_node_is_idle_once_for_all_behind_it() -> None:
         assert overlap is not None
         assert overlap.nodes == products
         assert overlap.hidden_s == pytest.approx(min(products * first_s, products * early_s + idle_s))
+
+
+@pytest.mark.parametrize("products", [1, 2, 8])
+def test_steps_of_a_story_take_the_seconds_that_the_estimate_adds(products: int) -> None:
+    unrolled = plan_of(H200, products=products)
+    estimated = seconds_of(unrolled)
+    graph = Graph("m", (), {}, (), ())
+    plan = replace(unrolled.plan, lowering="graph")
+    source = StorySource(graph, (), (), (), plan, "graph", (), H200, estimated.seconds, unrolled.kernels)
+    norm_s, *products_s = model_story._gpu_times(source, PlannedModel(plan, (), (), ())).launch_s
+    assert norm_s + sum(products_s) + LIMITS.launch_overhead_s == pytest.approx(estimated.seconds)
+    node_s, early_s = require(LIMITS.graph_node_s, "node"), require(LIMITS.pdl_node_s, "early node")
+    assert norm_s == pytest.approx(NORM_S + node_s)
+    first_s, idle_s = 132 * STAGES * PAGE / RATE, NORM_S - 2 * 8192 / RATE
+    for seconds in products_s:  # memory is idle during the norm for the first ones alone
+        saved_s = min(first_s, idle_s + early_s)
+        idle_s -= max(0.0, saved_s - early_s)
+        assert seconds == pytest.approx(PRODUCT_S + early_s - saved_s)
 
 
 def test_blocks_that_do_not_share_a_core_hide_nothing() -> None:

@@ -6,6 +6,7 @@ import copy
 import json
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from roller_svc.analysis.happens_before import check_plan
 from roller_svc.errors import ArgumentError, InvariantError
 from roller_svc.graph import model_story
 from roller_svc.graph.plan import PlannedModel, PlannedStep
 from roller_svc.graph.rammer.replay import edit_schedule, replay, replay_launch
-from roller_svc.graph.rammer.schedules import POLICIES, StepTimes, find_segments, make_schedule
+from roller_svc.graph.rammer.schedules import OVERHEADS, POLICIES, StepTimes, find_segments, make_schedule
 from roller_svc.ir.canonical import from_json
 from roller_svc.ir.model_plan import ModelPlan
 from roller_svc.ir.model_schedule import ModelSchedule, ScheduledOperator
@@ -86,6 +88,68 @@ def test_vEUs_that_wait_for_each_other_have_no_story() -> None:
     events = VDevicePlan((1,), ((Execute(0, 0, 1), WaitEvent(0)),), (1,))
     with pytest.raises(InvariantError, match="events"):
         replay_launch(events, [ROPERATOR])
+
+
+class Counted(tuple[tuple[int, int], ...]):
+    """The waits of a barrier, which count how often one of them is read."""
+
+    __slots__ = ()
+    reads = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        Counted.reads += 1
+        return super().__getitem__(place)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        for each in super().__iter__():
+            Counted.reads += 1
+            yield each
+
+
+def test_each_wait_is_read_a_few_times() -> None:
+    """A vEU with many waits waits for others, which wake it, or wait for each other, again and again."""
+    steps, waits = 400, 1000
+    turns: list[list[Barrier | Execute]] = [[Execute(0, 0, 1)], [Barrier(((0, 0),))]]
+    for number in range(steps):
+        turns[0].append(Barrier(((1, number),)))
+        turns[1].append(Barrier(((0, number + 1),)))
+    listed = Counted([(1, 0)] * waits + [(0, number) for number in range(steps)] + [(1, steps)])
+    plan = VDevicePlan((1,), (*map(tuple, turns), (Barrier(listed),)))
+    Counted.reads = 0
+    check_plan(plan)
+    assert 0 < Counted.reads < 5 * len(listed)
+    Counted.reads = 0
+    spans = replay_launch(plan, [ROPERATOR])
+    assert 0 < Counted.reads < 5 * len(listed)
+    assert spans[2][0][1] == pytest.approx(spans[1][-1][1] + OVERHEADS.wait_s)
+    rng = random.Random(1)
+    for _ in range(30):
+        check_replay(random_programs(rng))
+
+
+def random_programs(rng: random.Random) -> VDevicePlan:
+    """Return programs whose instructions wait for some of those that were drawn before them."""
+    programs: list[list[Barrier | Execute]] = [[], [], []]
+    for number in range(rng.randrange(1, 30)):
+        drawn = [(veu, order) for veu, program in enumerate(programs) for order in range(len(program))]
+        if drawn and rng.random() < 0.6:
+            rng.choice(programs).append(Barrier(tuple(rng.choices(drawn, k=rng.randrange(1, 6)))))
+        rng.choice(programs).append(Execute(0, number, 1))
+    return VDevicePlan((30,), tuple(map(tuple, programs)))
+
+
+def check_replay(plan: VDevicePlan) -> None:
+    """Each instruction starts behind the one before it, and ends behind all that it waits for."""
+    spans = replay_launch(plan, [replace(ROPERATOR, tasks=30)])
+    for veu, program in enumerate(plan.programs):
+        for order, instruction in enumerate(program):
+            start_s, end_s = spans[veu][order]
+            assert start_s == (spans[veu][order - 1][1] if order else OVERHEADS.launch_s)
+            if isinstance(instruction, Execute):
+                assert end_s == start_s + ROPERATOR.task_s
+            else:
+                ends = [spans[other][at][1] + OVERHEADS.wait_s * (other != veu) for other, at in instruction.waits]
+                assert end_s == max(start_s, *ends)
 
 
 def constant(*shape: int) -> dict[str, Any]:
@@ -210,6 +274,36 @@ def test_edited_programs_are_legal_where_the_plan_compiles() -> None:
     with pytest.raises(ArgumentError, match="launches, expected"):
         edit_schedule(schedule, [])
     assert compiled("serial").schedule is None
+
+
+CONCATS = {
+    "format": "roller-graph/1",
+    "name": "concats",
+    "inputs": {name: {"dtype": "float32", "shape": [8, 8]} for name in ("x", "w0", "w1", "w2")},
+    "nodes": [
+        node("n1", "C[i, j] = A[j, i] + B[i, j]", {"A": "w0", "B": "x"}),
+        {"name": "c2", "operator": "concat", "inputs": ["n1", "w1"], "outputs": ["c2"], "parameters": {"axis": 0}},
+        node("k2", "C[i, j] = A[i, j] * 1.0 where i in 8, j in 8", {"A": "c2"}),
+        {"name": "c5", "operator": "concat", "inputs": ["n1", "w1", "x"], "outputs": ["c5"], "parameters": {"axis": 0}},
+        node("k5", "C[i, j] = A[i + 7, j] * 1.0 where i in 8, j in 8", {"A": "c5"}),
+    ],
+    "outputs": {"y": "k2", "z": "k5"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["rammer", "parallel"])
+def test_a_plan_with_copies_is_the_plan_of_its_story(plan: str) -> None:
+    model = compiled(plan, model=CONCATS)
+    check_story(model.story)
+    inner = [each for step in model.plan["steps"] for each in step.get("steps", [step])]
+    copies = [(each["node"], each.get("number", 0)) for each in inner if "copy" in each]
+    assert sorted(copies) == [("c2", 0), ("c2", 1), ("c5", 0), ("c5", 1)]
+    schedule = from_json(ModelSchedule, model.schedule["buckets"][0])
+    programs = [step["vdevice"]["programs"] for step in model.plan["steps"] if "vdevice" in step]
+    assert replay(edit_schedule(schedule, programs))[1] == model.story["seconds"]
+    by_hand = compiled(model.plan, model=CONCATS)
+    assert by_hand.story["seconds"] == model.story["seconds"]
 
 
 LOOP = {

@@ -45,3 +45,13 @@ def test_changed_node_does_not_remember_what_it_was_made_of():
     ):
         check(changed)
     assert axes_of(substitute(SUM, {"m": AxisRef("n")})) == {"n", "i", "k"}
+
+
+def test_zeros_of_either_sign_are_two_numbers():
+    zero, negative = Const(0.0, F32), Const(-0.0, F32)
+    assert zero == Const(0.0, F32) != negative == Const(-0.0, F32)
+    assert len({zero, negative, Const(0.0, F32), Const(0.0, DType.FLOAT64), Const(0, I32)}) == 4
+    assert Op(OpKind.MUL, (SUM, zero), F32) != Op(OpKind.MUL, (SUM, negative), F32)
+    nan = Const(float("nan"), F32)
+    assert replace(nan) == nan
+    assert zero != 0.0

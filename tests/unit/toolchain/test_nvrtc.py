@@ -195,6 +195,7 @@ ptxas         .     0 bytes stack frame, 220 bytes spill stores, 252 bytes spill
         "tail": Resources(8, 0, 0),
         "calls": Resources(40, 0, 220 + 252),  # those of the function that it calls; arguments on the stack are none
     }
+    assert nvrtc.parse_ptxas_log(log + log) == nvrtc.parse_ptxas_log(log)
     (warning,) = nvrtc.ptxas_warnings(log)
     assert "wgmma.mma_async instructions are serialized" in warning
 

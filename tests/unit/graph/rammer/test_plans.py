@@ -244,3 +244,37 @@ def test_copies_of_one_node_are_told_apart_by_when_they_may_run():
     assert [launch.steps for launch in launches] == [(1,), (3,), (0,), (2,), (4,)]
     with pytest.raises(ArgumentError, match="'both' before 'a', which it depends on"):
         schedule_by_hand({"steps": [listed[i] for i in (0, 1, 3, 2, 4)]})(steps)
+
+
+def test_copies_of_one_node_are_told_apart_by_their_numbers():
+    """Two copies of one node may both run: the plan says which of them it means."""
+    rng = random.Random(3)
+    for _ in range(200):
+        steps: list[PlannedStep] = []
+        for number in range(rng.randrange(2, 12)):
+            before = tuple(sorted(rng.sample(range(number), min(number, rng.randrange(3)))))
+            kind = rng.choice(("kernel", "loop", "copy", "copy"))
+            name = rng.choice("ab") if kind == "copy" else f"n{number}" if number else "a"  # copies and a loop share "a"
+            steps.append(PlannedStep(name, before, 0 if kind == "kernel" else None, loop=(2, ()) if kind == "loop" else None))
+        order: list[int] = []
+        while len(order) < len(steps):
+            order.append(rng.choice([i for i in range(len(steps)) if i not in order and set(steps[i].predecessors) <= {*order}]))
+        listed = [listed_step(steps, number) for number in order]
+        assert [launch.steps for launch in schedule_by_hand({"steps": listed})(steps)] == [(number,) for number in order]
+    with pytest.raises(ArgumentError, match="'both' has 2 copies, and none is number 2"):
+        schedule_by_hand({"steps": [{"node": "both"}, {"node": "both", "number": 2}]})([PlannedStep("both", ())] * 2)
+    with pytest.raises(ArgumentError, match="executes 'both' twice"):
+        schedule_by_hand({"steps": [{"node": "both", "number": 1}] * 2})([PlannedStep("both", ())] * 2)
+    with pytest.raises(ArgumentError, match="none is number '0'"):
+        schedule_by_hand({"steps": [{"node": "both", "number": "0"}]})([PlannedStep("both", ())])
+
+
+def listed_step(steps: list[PlannedStep], number: int) -> dict[str, object]:
+    """Return a step as the JSON of a plan has it: the number 0 is left out."""
+    step = steps[number]
+    if step.is_loop:
+        return {"node": step.node, "body": []}
+    if step.kernel is not None:
+        return {"node": step.node, "launch": step.launch}
+    place = sum(each.node == step.node and each.kernel is None and not each.is_loop for each in steps[:number])
+    return {"node": step.node} | ({"number": place} if place else {})
