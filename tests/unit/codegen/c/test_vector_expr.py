@@ -21,6 +21,7 @@ from roller_svc.frontend.lang import parse
 from roller_svc.hardware.catalog import load
 from roller_svc.hardware.yaml_text import to_yaml
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.hardware import UnitKind
 from roller_svc.ir.program import TensorType
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.interpreter import evaluate, reference
@@ -302,7 +303,9 @@ def at_the_end(count: int, dtype: str) -> np.ndarray:
 
 
 # Neither masked loads nor gathers: the helpers' plain forms.
-WITHOUT_GATHERS = to_yaml(replace(load("cpu-x86-avx2"), vector_bytes=16)).replace("x86-64-v3", "x86-64-v2")
+AVX2 = load("cpu-x86-avx2")
+UNITS = tuple(replace(unit, shape=(2, 4)) if unit.kind is UnitKind.DOT else unit for unit in AVX2.units)
+WITHOUT_GATHERS = to_yaml(replace(AVX2, vector_bytes=16, units=UNITS)).replace("x86-64-v3", "x86-64-v2")
 WIDTHS = ("float32", "float64", "float16", "int8", "int32", "int64", "uint16")
 # Lanes whose guard fails are beyond the page, before it, or on a place that another tensor has; rows are, too.
 PARTLY_GUARDED = (
