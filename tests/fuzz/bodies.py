@@ -340,7 +340,7 @@ class _Maker:
         places = [at[key] for at, key in self._leaves(body, dict)]
         at = self._rng.choice([body, *places])
         if isinstance(at, dict):
-            at[self._hostile()] = self._rng.choice(WRONG)
+            at[self._hostile()] = copy.deepcopy(self._rng.choice(WRONG))
 
     def _removed(self, body: Any) -> None:
         if (place := self._place(body, object)) is not None:

@@ -17,6 +17,7 @@ from service_process import ServiceProcess, running
 
 QUICK_COUNT, QUICK_SEED = 100, 27
 LONG_S, LONG_SEED = 60.0, 1
+REACHED_IN = 6000  # requests: of the texts of a spec few are drawn, and fewer the more it has
 
 
 @pytest.fixture(scope="module")
@@ -119,32 +120,37 @@ def test_a_seed_and_a_number_make_the_same_request() -> None:
 @pytest.mark.slow
 def test_every_part_of_a_body_is_reached() -> None:
     """Hostile texts stand in each free text, in keys, in the expression, in headers and in paths."""
-    seen = set[str]()
-    for index in range(1500):
-        one = request(3, index)
-        seen |= {f"header {name}" for name, value in one.headers.items() if "zq" in value}
-        seen |= {"path"} if "zq" in one.path else set()
-        try:
-            body = json.loads(one.content)
-        except (ValueError, RecursionError):
-            seen.add("no JSON")
-            continue
-        pending: list[tuple[str, object]] = [("", body)]
-        while pending:
-            where, node = pending.pop()
-            if isinstance(node, dict):
-                seen |= {f"key of {where}" for key in node if "zq" in key}
-                pending += [(f"{where}.{key}" if "zq" not in key else where, value) for key, value in node.items()]
-            elif isinstance(node, list):
-                pending += [(where, value) for value in node[:50]]
-            elif isinstance(node, str) and "zq" in node:
-                seen.add(where)
     fields = ("id", "name", "vendor", "arch", "family", "isa", "sources.text", "sources.fields", "measured.how",
               "levels.name", "levels.scope", "units.name", "units.in_dtype")  # fmt: skip
-    wanted = {f".hardware.{field}" for field in fields} | {"path", "no JSON", "header Prefer", "header Host"}
-    wanted |= {".expression", ".target", ".options.select", ".options.runtime", ".items.expression", ".targets"}
-    wanted |= {"key of ", "key of .hardware", "key of .inputs", "key of .options"}
-    assert sorted(wanted - seen) == []
+    missing = {f".hardware.{field}" for field in fields} | {"path", "no JSON", "header Prefer", "header Host"}
+    missing |= {".expression", ".target", ".options.select", ".options.runtime", ".items.expression", ".targets"}
+    missing |= {"key of ", "key of .hardware", "key of .inputs", "key of .options"}
+    for index in range(REACHED_IN):
+        missing -= hostile_places(request(3, index))
+        if not missing:
+            break
+    assert sorted(missing) == []
+
+
+def hostile_places(one: Request) -> set[str]:
+    """Where hostile texts stand in a request."""
+    seen = {f"header {name}" for name, value in one.headers.items() if "zq" in value}
+    seen |= {"path"} if "zq" in one.path else set()
+    try:
+        body = json.loads(one.content)
+    except (ValueError, RecursionError):
+        return seen | {"no JSON"}
+    pending: list[tuple[str, object]] = [("", body)]
+    while pending:
+        where, node = pending.pop()
+        if isinstance(node, dict):
+            seen |= {f"key of {where}" for key in node if "zq" in key}
+            pending += [(f"{where}.{key}" if "zq" not in key else where, value) for key, value in node.items()]
+        elif isinstance(node, list):
+            pending += [(where, value) for value in node[:50]]
+        elif isinstance(node, str) and "zq" in node:
+            seen.add(where)
+    return seen
 
 
 def test_programs_that_are_mutated_are_valid_at_first(service: ServiceProcess) -> None:

@@ -8,16 +8,16 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
+import time
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.errors import BuildServiceError, RollerError
@@ -29,7 +29,9 @@ from roller_svc.ir.report import BuildRequest
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.toolchain.sandbox import die_with_parent
 
+_T = TypeVar("_T")
 _PROGRAM = PREPARE + "from roller_svc.graph.wiring.building import answer_requests; answer_requests(int(sys.argv[2]))"
+_REMOVALS, _PAUSE_S = 200, 0.01
 _one_at_a_time = ForkLock()  # of a program that serves several models
 
 
@@ -48,18 +50,13 @@ class BuildingProcess:
         """
         with _one_at_a_time:
             folder = Path(tempfile.mkdtemp(prefix="roller-build-"))
-            clean = weakref.finalize(self, _remove, folder, os.getpid())
-            try:
+            with self._at_end(_remove, folder):
                 process = self._start(folder)
-                stopping = weakref.finalize(process, _kill, process.pid, os.getpid())  # before, when the program exits
                 try:
-                    yield from self._read_answers(process, (list(requests), cache.folder))
+                    with self._at_end(_kill, process):
+                        yield from self._read_answers(process, (list(requests), cache.folder))
                 finally:
-                    stopping.detach()
-                    process.kill()
-                    process.communicate()
-            finally:
-                clean()
+                    process.communicate()  # closes the pipes
 
     def stop(self) -> None:
         """End the process, and start no other."""
@@ -67,6 +64,16 @@ class BuildingProcess:
             self._is_stopped = True
             if self._process is not None:
                 self._process.kill()
+
+    @contextmanager
+    def _at_end(self, function: Callable[[_T], None], argument: _T) -> Iterator[None]:
+        """Call the function when the block ends, or when the program exits: twice if it exits meanwhile."""
+        finalizer = weakref.finalize(self, _call_in, os.getpid(), function, argument)
+        try:
+            yield
+        finally:
+            function(argument)
+            finalizer.detach()  # not before: the exit does not wait for this thread
 
     def _start(self, folder: Path) -> subprocess.Popen[bytes]:
         with self._lock:
@@ -95,17 +102,23 @@ def _ended() -> BuildServiceError:
     return BuildServiceError("the process that builds other kernels was ended", code="compiler-killed")
 
 
-def _remove(folder: Path, owner: int) -> None:
+def _call_in(owner: int, function: Callable[[_T], None], argument: _T) -> None:
     if os.getpid() == owner:  # not in a fork, which has the finalizers too
+        function(argument)
+
+
+def _remove(folder: Path) -> None:
+    """Remove the folder. Compilers of a killed process end a little later, and write to it until then."""
+    for _ in range(_REMOVALS):
         shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(_PAUSE_S)
 
 
-def _kill(pid: int, owner: int) -> None:
-    if os.getpid() != owner:
-        return
-    with suppress(ProcessLookupError, ChildProcessError):
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
 
 
 def answer_requests(parent: int) -> None:
