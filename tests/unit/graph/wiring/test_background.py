@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -309,3 +310,44 @@ def test_the_process_builds_kernels_and_ends_with_the_program(tmp_path: Path) ->
     assert done.stderr == ""
     assert not Path(f"/proc/{int(done.stdout)}").exists()
     assert list(tmp_path.glob("roller-*")) == []
+
+
+def test_a_folder_is_gone_after_an_exit_that_stops_the_thread_in_the_midst_of_removing_it(tmp_path: Path) -> None:
+    source = tmp_path / "source.py"
+    source.write_text(
+        "import shutil, sys, threading\n"
+        "from roller_svc.compiler.kernel_cache import KernelCache\n"
+        "from roller_svc.graph.wiring import building\n"
+        "removes, remove = threading.Event(), shutil.rmtree\n"
+        "def stop_here(*arguments, **options):\n"
+        "    if threading.current_thread() is not threading.main_thread():\n"
+        "        removes.set()\n"
+        "        threading.Event().wait()\n"
+        "    remove(*arguments, **options)\n"
+        "shutil.rmtree, building._PROGRAM = stop_here, ''\n"
+        "process = building.BuildingProcess()\n"
+        "build = lambda: list(process.build([None], KernelCache(sys.argv[1])))\n"
+        "threading.Thread(target=build, daemon=True).start()\n"
+        "removes.wait()\n"
+    )
+    command = [sys.executable, source, tmp_path / "cache"]
+    subprocess.run(command, env=os.environ | {"TMPDIR": str(tmp_path)}, check=True, timeout=PATIENCE_S)
+    assert list(tmp_path.glob("roller-*")) == []
+
+
+def test_a_folder_is_removed_while_a_compiler_that_was_killed_still_writes_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    remove, writes = shutil.rmtree, iter(range(3))
+
+    def write_meanwhile(*arguments: Any, **options: Any) -> None:
+        if next(writes, None) is not None:
+            (folder / "object.o").touch()
+        else:
+            remove(*arguments, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", write_meanwhile)
+    building._remove(folder)
+    assert not folder.exists()
