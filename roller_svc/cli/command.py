@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import errno
 import gc
 import os
 import re
@@ -49,6 +50,7 @@ COMMANDS = {
 DISTRIBUTIONS = {"bench": "in a checkout: python -m pip install -e bench"}
 ENTRY_POINTS = "roller_svc.commands"  # their group
 
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 NO_DEVICE = frozenset({"no-device", "no-cupy", "wrong-device"})
 
 DONE, FAILED, REJECTED, MISSING, INTERRUPTED = 0, 1, 2, 3, 130
@@ -64,24 +66,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit code: 0 done, 1 failed, 2 invalid input, 3 a toolchain or device is missing."""
     _open_closed_streams()
     _end_without_collection()
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = _execute(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader closed the pipe
+        _discard_output()
+        return FAILED
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        _discard_output()
+        print(
+            f"error: cannot write {error.filename or 'the output'}: {error.strerror}; free space, or write elsewhere",
+            file=sys.stderr,
+        )
+        return FAILED
+
+
+def _execute(words: Sequence[str]) -> int:
+    """Run a command. Print its error where it has one."""
     context = CommandContext()
-    as_json = "--json" in words
     try:
         command, options = _parse(words, context)
         return command.execute(options)
     except SystemExit as ended:  # argparse has printed the help or the version
         return ended.code if isinstance(ended.code, int) else REJECTED
     except RollerError as error:
-        import_module("roller_svc.cli.errors").print_error(error, context, as_json=as_json)
+        import_module("roller_svc.cli.errors").print_error(error, context, as_json="--json" in words)
         return exit_code(error)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        # the reader closed the pipe: keep Python from reporting it again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+
+
+def _discard_output() -> None:
+    """Keep Python from writing the output again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_closed_streams() -> None:

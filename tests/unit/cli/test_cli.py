@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -328,6 +329,21 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("targets",), ("targets", "--json"), ("ops", "nosuch", "--json")])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_without_space_is_an_error_in_one_line(arguments: tuple[str, ...], unbuffered: str) -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "roller_svc", *arguments],
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    *usage, error = done.stderr.splitlines()
+    assert error == "error: cannot write the output: No space left on device; free space, or write elsewhere"
+    assert "Traceback" not in usage
+    assert done.returncode == 1
 
 
 def test_bench_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
