@@ -135,8 +135,9 @@ def select_candidate(compiled: CompiledCandidates, trace: Trace = no_trace) -> B
         results = select_best(results, program, hw)
         clock.record("settle")
     results = sort_best_first(results, compiled.shortlist)
-    if results[0].error is not None:
-        raise results[0].error
+    errors = [result.error for result in results if result.error is not None]
+    if results[0].compiled is None and errors:  # unbuilt ones are sorted before failed ones
+        raise errors[0]
     winner = next(ranked for ranked in compiled.partitions if ranked.groups is results[0].groups)
     floor, notes = assess_plan(program, hw, compiled.request.constraints, winner, results[0].plan)
     if compiled.request.strict:

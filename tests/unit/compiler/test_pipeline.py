@@ -13,7 +13,7 @@ from roller_svc.compiler import autotune, pipeline
 from roller_svc.compiler.backends import BACKENDS
 from roller_svc.compiler.lower_and_emit import emit_plan, emit_plans
 from roller_svc.compiler.pipeline import build_kernel
-from roller_svc.compiler.plans import best_plans, rank_best_partition
+from roller_svc.compiler.plans import best_plans, merge_ranked_plans, rank_best_partition
 from roller_svc.errors import ArgumentError, CompileError, ToolchainMissingError
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.dtype import DType
@@ -189,3 +189,15 @@ def test_when_nothing_compiles_the_best_plan_s_error_is_the_build_s(monkeypatch:
 def test_devices_that_nothing_compiles_for_are_named_with_what_is_missing(target: str) -> None:
     with pytest.raises(ToolchainMissingError, match=r"sm_37|Poplar|hipcc"):
         build_kernel(replace(MATMUL, target=target))
+
+
+def test_a_build_of_which_every_built_plan_failed_ends_with_their_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> CompiledKernel:
+        raise CompileError("no plan compiles", log="because")
+
+    monkeypatch.setattr(autotune, "compile_source", fail)
+    # the shortlist then has plans that are not built
+    monkeypatch.setattr(pipeline, "FALLBACK_PLANS", 1 - MATMUL.top_k)
+    monkeypatch.setattr(pipeline, "select_for_measurement", lambda _, partitions, count: merge_ranked_plans(partitions, count))
+    with pytest.raises(CompileError, match="no plan compiles"):
+        build_kernel(replace(MATMUL, select=SelectionMode.MODEL))
