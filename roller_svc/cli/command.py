@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def _execute(words: Sequence[str]) -> int:
+def _execute(words: list[str]) -> int:
     """Run a command. Print its error where it has one."""
     context = CommandContext()
     try:
