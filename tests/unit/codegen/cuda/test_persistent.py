@@ -27,6 +27,7 @@ from roller_svc.ir.kernel import Buffer, CompiledKernel, Resources, Role
 from roller_svc.ir.model_plan import Address
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.vdevice import Barrier, Execute, VDevicePlan
+from roller_svc.runtime import emulator
 from roller_svc.toolchain.binaries import sass
 
 A100, H200 = "nvidia-a100-sxm-80gb", "nvidia-h200-sxm"
@@ -479,7 +480,17 @@ def waves_of(built: Built) -> TaskKernel:
     return build_waves(built.name, built.operators, built.predecessors, waves, built.slots, built.hw)
 
 
+@pytest.fixture
+def uncontracted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compile without FMA: gcc contracts equal statements in one kernel and not in the other, by the CPU."""
+    monkeypatch.setattr(emulator, "_FLAGS", (*emulator._FLAGS, "-ffp-contract=off"))
+    emulator._build.cache_clear()
+    yield
+    emulator._build.cache_clear()
+
+
 @pytest.mark.emulator
+@pytest.mark.usefixtures("uncontracted")
 @pytest.mark.parametrize("target", [A100, H200])
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_a_kernel_launched_once_a_wave_gives_the_bits_of_the_persistent_one(graph: str, target: str) -> None:
