@@ -68,11 +68,12 @@ class BuildingProcess:
     @contextmanager
     def _at_end(self, function: Callable[[_T], None], argument: _T) -> Iterator[None]:
         """Call the function when the block ends, or when the program exits: twice if it exits meanwhile."""
-        finalizer = weakref.finalize(self, _call_in, os.getpid(), function, argument)
+        owner = os.getpid()
+        finalizer = weakref.finalize(self, _call_in, owner, function, argument)
         try:
             yield
         finally:
-            function(argument)
+            _call_in(owner, function, argument)
             finalizer.detach()  # not before: the exit does not wait for this thread
 
     def _start(self, folder: Path) -> subprocess.Popen[bytes]:
@@ -103,7 +104,7 @@ def _ended() -> BuildServiceError:
 
 
 def _call_in(owner: int, function: Callable[[_T], None], argument: _T) -> None:
-    if os.getpid() == owner:  # not in a fork, which has the finalizers too
+    if os.getpid() == owner:  # not in a fork, which has the block and the finalizer too
         function(argument)
 
 
